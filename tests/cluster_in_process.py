@@ -47,6 +47,16 @@ def stepped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(member, "MemberSettings", partial(MemberSettings, in_place_from=0))
 
 
+class NothingLent:
+    """These nodes read nothing in each other's memory."""
+
+    def readers(self) -> frozenset[str]:
+        return frozenset()
+
+    def memory(self, size: int) -> None:
+        return None
+
+
 class NoLoops:
     """These nodes have no ``nc.shard``."""
 
@@ -163,6 +173,10 @@ class Node:
     def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
         if not self.dead:
             self.cluster.carry(self, node, decode(encode(header), MeshHeader), bytes(payload))
+
+    @property
+    def lending(self) -> "NothingLent":
+        return NothingLent()
 
     def attach_job(self, name: str, handler: JobHandler) -> None:
         self.handlers[name] = handler

@@ -24,6 +24,7 @@ from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import exchange as member_exchange
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits
 from tests import oracle
@@ -50,6 +51,8 @@ class Node:
         self.world, self.name, self.rank, self.incarnation = world, name, rank, incarnation
         settings = replace(MEMBER_SETTINGS, in_place_from=0) if world.in_place else MEMBER_SETTINGS
         self.state = member.new_member("model", name, incarnation, settings)
+        if world.one_peer:
+            self.state = member.sending(self.state, frozenset(f"n{other}" for other in range(9)), vectors.bytes_of)
         self.alive = self.linked = True
         self.stopped = False
         """It stands still: nothing is read, said or computed."""
@@ -366,6 +369,8 @@ class World:
         self.own = random.Random(f"in place {seed}")
         self.in_place = self.own.random() < 0.5
         """Nodes step as of a large model: where the state is."""
+        self.one_peer = self.own.random() < 0.5
+        """They read each other's memory: slices come as a whole, and as they came."""
         self.nodes = {f"n{rank}": Node(self, f"n{rank}", rank, 1) for rank in range(count)}
         self.state = rounds.new_state(SETTINGS)
         self.coordinator_up = True

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from notebook_cluster.codecs import CODEC_NAMES, NotFiniteError, WireFormat, get_codec
+from notebook_cluster.codecs import CODEC_NAMES, SPARSE_NAMES, NotFiniteError, WireFormat, get_codec
+from notebook_cluster.rounds.numerics.weighted_mean import encoded_mean, mean_of
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = arrays(np.float32, st.integers(0, 700), elements=FINITE)
@@ -207,3 +208,27 @@ def test_error_feedback_loses_nothing_over_time(name, bound):
         feedback = wanted - decoded
         meant, sent = meant + difference, sent + decoded
     assert np.abs(meant - sent).max() < bound
+
+
+@pytest.mark.parametrize("codec", [name for name in CODEC_NAMES if name not in SPARSE_NAMES])
+def test_a_mean_is_encoded_group_by_group_as_it_would_be_at_once(codec):
+    """In the memory that it is sent from, over the end of the parameters, from a block in the middle on."""
+    wire = WireFormat(codec, 600_000, 1000)
+    vectors = [np.random.default_rng(seed).standard_normal(wire.count, np.float32) for seed in range(3)]
+    for start, stop in ((0, wire.blocks), (wire.blocks // 3, wire.blocks)):
+        low, high = wire.element_range(start, stop)
+        sent = [(wire.encode(vector[low:high], start, stop), 1 / 3) for vector in vectors]
+        at_once = wire.encode(mean_of(wire, sent, start, stop), start, stop)
+        memory = []
+
+        def give(size, memory=memory):
+            memory.append(np.empty(size, np.uint8))
+            return memory[0]
+
+        data = encoded_mean(wire, sent, start, stop, give)
+        assert bytes(data) == bytes(at_once)
+        assert np.shares_memory(np.frombuffer(data, np.uint8), memory[0])
+        assert data.readonly
+        sent[1] = (wire.encode(np.full(high - low, 3e38, np.float32), start, stop), 1e5)
+        with np.errstate(all="ignore"), pytest.raises(NotFiniteError):
+            encoded_mean(wire, sent, start, stop, give)

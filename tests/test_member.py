@@ -27,6 +27,7 @@ from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.chunks import to_send
 from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits
 from tests import oracle
@@ -806,3 +807,46 @@ def test_a_node_that_left_before_it_was_answered_does_not_register_again():
     node.feed(m.LeaveRounds("interrupted"))
     (status,) = (effect.message for effect in node.control(RoundQuery(job="model")))
     assert (status.left, status.joining, status.holds) == (True, False, False)
+
+
+# ---- nodes that read this one's memory -----------------------------------------------------------------------
+
+
+def test_a_slice_goes_to_who_can_read_it_as_a_whole_and_in_chunks_to_others():
+    node = Node(chunk_bytes=100).ready()
+    node.state = member.sending(node.state, frozenset("b"), vectors.bytes_of)
+    node.arrive()
+    thirds = seal("abc", owners="ab")
+    sent = chunks(node.control(thirds), "contribution")
+    assert [(one.node, one.header.offset, len(one.payload)) for one in sent] == [("b", 0, 1024)]
+    node.feed(*(frame(name, "contribution", 0, part(name, 0)) for name in "bc"))
+    means = chunks(node.effects, "mean")
+    assert [len(one.payload) for one in means if one.node == "b"] == [1024]
+    assert [len(one.payload) for one in means if one.node == "c"] == [100] * 10 + [24]
+
+
+def test_a_slice_that_comes_as_a_whole_is_kept_as_it_came():
+    """Also after a part of it came another way."""
+    node = Node().ready()
+    node.arrive()
+    node.control(seal("abc", owners="ab"))
+    node.feed(frame("b", "contribution", 0, part("b", 0)[:700], total=1024))
+    assert node.state.exchange.partial
+    data = np.frombuffer(part("b", 0), np.uint8).copy()
+    node.feed(frame("b", "contribution", 0, data.data))
+    kept = node.state.exchange.contributions[0, "b"]
+    assert np.shares_memory(np.frombuffer(kept, np.uint8), data)
+    assert kept.readonly
+    assert not node.state.exchange.partial
+
+
+def test_what_others_hold_for_it_is_none_of_what_may_wait_for_a_seal():
+    node = Node(held_bytes=1500).ready()
+    node.arrive()
+    mean = bytes(mean_of("a", "b")[256:])
+    lent = [np.frombuffer(data, np.uint8).data for data in (part("b", 0), mean)]
+    node.feed(frame("b", "contribution", 0, lent[0]), frame("b", "mean", 1, lent[1]))
+    node.feed(*(frame("c", "mean", 1, memoryview(mean)) for _ in range(2)))
+    assert [sender for sender, _, _ in node.state.held_frames] == ["b", "b", "c"]
+    node.control(seal())
+    assert messages(node.effects, Prepared)

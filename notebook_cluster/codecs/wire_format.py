@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs.chunked import KeepsSome
-from notebook_cluster.codecs.codec import CHUNK, Buffer, Codec, NotFiniteError, Vector, block_count, check_finite
+from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
 from notebook_cluster.codecs.dense import Float32
 from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.registry import get_codec
@@ -131,21 +131,16 @@ class WireFormat:
         """
         return self._encode(flat, start, stop, lambda codec, values: codec.encode(values))
 
-    def encode_own(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
-        """:meth:`encode` of a vector that nobody else has: as float32 it is sent from where it is.
+    def encode_in(self, memory: Callable[[int], NDArray[np.uint8]], flat: Vector) -> memoryview:
+        """:meth:`encode` of all, in ``memory`` (of so many bytes).
 
         Raises:
             NotFiniteError: as encode.
         """
-        if not self.is_float32:
-            return self.encode(flat, start, stop)
-        position = 0
-        for part, count in self._cut(start, self.blocks if stop is None else stop):
-            for first in range(position, position + count, CHUNK):
-                with _naming(part):
-                    check_finite(flat[first : min(first + CHUNK, position + count)], first)
-            position += count
-        return flat.astype("<f4", copy=False).view(np.uint8).data.toreadonly()
+        data = memory(self.size)
+        for group in self.groups():
+            data[group.bytes] = self.encode(flat[group.elements], group.first, group.end)
+        return data.data.toreadonly()
 
     def encode_from(self, flat: Vector, start: int = 0, stop: int | None = None) -> memoryview:
         """:meth:`encode`, and what the bytes say is taken away from ``flat``: the error feedback is left.

@@ -8,6 +8,8 @@ of the roster come in. The mesh does not know what frames mean: :mod:`~notebook_
 - :mod:`.connection`: the socket to one other node, and what the system holds of it over ipc
 - :mod:`.outgoing`: the way to one other node, directly or over the links
 - :mod:`.relay`: how much may be on its way over the links
+- :mod:`.shared_memory`: files that nodes of a peer map
+- :mod:`.lending`: what these read of each other in place of having it sent
 - :mod:`.measuring`: how fast the way to another node is
 - :mod:`.mesh`: who is in, who may send, chunk sizes, counters
 
@@ -16,6 +18,7 @@ Protocol).
 """
 
 from notebook_cluster.mesh.connection import MeshSettings
+from notebook_cluster.mesh.lending import Lending
 from notebook_cluster.mesh.mesh import Mesh
 
-__all__ = ["Mesh", "MeshSettings"]
+__all__ = ["Lending", "Mesh", "MeshSettings"]

@@ -1,6 +1,7 @@
 """Memory that the nodes of one peer share: a file of 0600 that one node makes and the others map.
 
-The file has a name only until the others have it open. Its path is never sent: whoever knows where the maker's ipc
+A file that all write to has a name only until the others have it open; one that its maker lends (:mod:`.lending`) has
+one for as long as it is lent. Its path is never sent: whoever knows where the maker's ipc
 socket is (0700 folder, in the roster) derives it. What is mapped is checked first: an ordinary file of this user that
 nobody else may open, as large as was said. So nothing can end in a bus error but a node of the same user that cuts its
 file short, and that one could end this process in any other way too.
@@ -11,6 +12,7 @@ import hashlib
 import mmap
 import os
 import stat
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -35,11 +37,11 @@ class SharedFile:
         self._descriptor = descriptor
 
     @classmethod
-    def make(cls, ipc_path: str, number: int, size: int) -> "SharedFile | None":
+    def make(cls, ipc_path: str, number: int, size: int, only: Where | None = None) -> "SharedFile | None":
         """A new file of ``size`` bytes beside the ipc socket ``ipc_path``, its pages set aside; None where there is no
         room or no such memory. ``number`` tells the files of one node apart."""
         forget_left_over()
-        for where in WHERES:
+        for where in WHERES if only is None else (only,):
             path = _path(ipc_path, number, where)
             if where == "shm" and not _has_room(size):
                 continue
@@ -54,6 +56,8 @@ class SharedFile:
         descriptor = os.open(path, flags, 0o600)
         try:
             _lock(descriptor)
+            if not os.path.samestat(os.fstat(descriptor), path.lstat()):
+                raise FileExistsError(f"{path} was taken for one that is left over")
             _set_aside(descriptor, size)
             return cls(path, where, mmap.mmap(descriptor, size), descriptor)
         except OSError:
@@ -69,14 +73,28 @@ class SharedFile:
             OSError: there is none, or it is not what it should be; the text says what.
         """
         path = _path(ipc_path, number, where)
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _opened(path, size, os.O_RDWR)
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise PermissionError(f"{path} is not a file of this user alone")
-            if size <= 0 or found.st_size != size:
-                raise OSError(f"{path} has {found.st_size} bytes, not {size}")
             return cls(path, where, mmap.mmap(descriptor, size))
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def read(ipc_path: str, number: int, size: int, start: int, stop: int) -> memoryview:
+        """Bytes ``start`` to ``stop`` of such a file in ``/dev/shm``, mapped only to be read.
+
+        Raises:
+            OSError: as of :meth:`attach`.
+            ValueError: the file has no such bytes.
+        """
+        if not 0 <= start < stop <= size:
+            raise ValueError(f"there are no bytes {start} to {stop} in {size}")
+        descriptor = _opened(_path(ipc_path, number, "shm"), size, os.O_RDONLY)
+        try:
+            first = start - start % mmap.ALLOCATIONGRANULARITY
+            held = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else it keeps one more descriptor
+            data = mmap.mmap(descriptor, stop - first, access=mmap.ACCESS_READ, offset=first, **held)
+            return memoryview(data)[start - first :]
         finally:
             os.close(descriptor)
 
@@ -87,6 +105,21 @@ class SharedFile:
                 self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _opened(path: Path, size: int, access: int) -> int:
+    """A descriptor of what lies at ``path``, once it is known to be what it should be."""
+    descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} is not a file of this user alone")
+        if size <= 0 or found.st_size != size:
+            raise OSError(f"{path} has {found.st_size} bytes, not {size}")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def forget_left_over(age: float = _OLD) -> int:

@@ -62,7 +62,31 @@ class ProbeFrame(Message, frozen=True):
     answer: bool = False
 
 
-MeshHeader = CellFrame | JobFrame | ProbeFrame
+class LentFrame(Message, frozen=True):
+    """In place of the frame with ``header`` and a payload beside it, to a node of the same peer: where the payload is,
+    in a file of the sender's, who writes nothing there until the receiver has said that it is done with it."""
+
+    header: JobFrame
+    ticket: int
+    number: int
+    """Tells the files of the sender apart."""
+    size: int
+    """Of the whole file."""
+    start: int
+    stop: int
+
+
+class ReturnedFrame(Message, frozen=True):
+    """Nobody on the sender's side reads any more what was lent with ``tickets``."""
+
+    incarnation: int
+    """Of the receiver, who lent it."""
+    tickets: list[int]
+    refused: str = ""
+    """Why it could not be read at all: then nothing more is to be lent to the sender."""
+
+
+MeshHeader = CellFrame | JobFrame | ProbeFrame | LentFrame | ReturnedFrame
 
 
 SHARD_JOB = ":shard"

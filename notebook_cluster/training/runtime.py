@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.node import Roster
 from notebook_cluster.protocol.wire import Message
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Payload = bytes | bytearray | memoryview
 
@@ -30,6 +34,17 @@ class JobHandler(Protocol):
     def keep(self) -> Callable[[], Path] | None:
         """What writes the last committed state, to be called in another thread, and returns the folder; None when
         there is no state. It raises what went wrong."""
+
+
+class LendsMemory(Protocol):
+    """What others on this machine can read where it is; from any thread."""
+
+    def readers(self) -> frozenset[str]:
+        """The nodes that can: a slice of a contribution or a mean goes to them in one ``send_mesh``."""
+
+    def memory(self, size: int) -> "NDArray[np.uint8] | None":
+        """``size`` bytes for what will be sent, with whatever is in them; None where ordinary memory will do. Once they
+        were sent nothing is written to them."""
 
 
 class DataLoops(Protocol):
@@ -100,6 +115,9 @@ class Runtime(Protocol):
     def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
         """To another node (or this one): ordered per node; lost when that node is gone. The payload is not copied: it
         must not change until sent, so send immutable bytes or arrays that are replaced rather than written to."""
+
+    @property
+    def lending(self) -> LendsMemory: ...
 
     def attach_job(self, name: str, handler: JobHandler) -> None:
         """Route control messages, mesh frames and ticks of job ``name`` to ``handler``."""

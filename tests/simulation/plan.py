@@ -5,6 +5,8 @@ import random
 import torch
 
 import notebook_cluster as nc
+from notebook_cluster.mesh import lending
+from notebook_cluster.mesh.shared_memory import SharedFile
 from notebook_cluster.rounds.leader.state import RoundsSettings
 from notebook_cluster.rounds.member import machine as member_machine
 from notebook_cluster.rounds.member.state import MemberSettings
@@ -12,6 +14,8 @@ from notebook_cluster.training.background import worker
 
 _IN_PLACE = 300_000
 """The first seed in which a small model may be stepped where it is, as large ones are."""
+_LENDS = 500_000
+"""The first seed in which nodes of a peer may read small slices where they are, as they do large ones."""
 _OWN_THREADS = 100_000
 """The first seed in which a job's background may have a thread of its own: earlier ones found something without."""
 
@@ -92,6 +96,8 @@ class Sizes:
         self.slices = rng.choice((None, RoundsSettings(one_owner_blocks=2, slices_each=2, slice_blocks=1)))
         self.large = rng.choice((worker.LARGE, 0)) if seed >= _OWN_THREADS else worker.LARGE
         self.in_place_from = rng.choice((1 << 20, 0, 0)) if seed >= _IN_PLACE else 1 << 20
+        self.lent_from = rng.choice((1, 1, lending.LEAST)) if seed >= _LENDS else lending.LEAST
+        self.lent = []
 
     def of_coordinator(self, made):
         """Of a coordinator that was just made."""
@@ -108,3 +114,17 @@ class Sizes:
             member_machine, "new_member", lambda job, node, incarnation: make(job, node, incarnation, settings)
         )
         patches.attribute(worker, "LARGE", self.large)
+        patches.attribute(lending, "LEAST", self.lent_from)
+        make_file = SharedFile.make
+
+        def made(*arguments):
+            if (file := make_file(*arguments)) is not None:
+                self.lent.append(file)
+            return file
+
+        patches.attribute(SharedFile, "make", made)
+
+    def tidy_up(self):
+        """Of nodes that were killed here no process has ended."""
+        for file in self.lent:
+            file.hide()

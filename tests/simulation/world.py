@@ -299,6 +299,7 @@ class World:
         return self.coordinator
 
     def _tidy_up(self):
+        self.sizes.tidy_up()
         for disk in self.disks.values():
             for held in list(disk.connections):
                 with contextlib.suppress(Exception):

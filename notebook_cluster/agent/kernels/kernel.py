@@ -14,6 +14,7 @@ from notebook_cluster.agent.kernels.relay import KernelRelay
 from notebook_cluster.agent.kernels.supervisor import KernelOptions, KernelProcess
 from notebook_cluster.agent.machine import KernelSampler
 from notebook_cluster.link import Session
+from notebook_cluster.mesh.shared_memory import forget_left_over
 from notebook_cluster.protocol.cell_mark import CellMark
 from notebook_cluster.protocol.peer import FromKernel, KernelChannel, NodeEnded, NodeStarted
 
@@ -26,6 +27,8 @@ _DROPPABLE = ("stream", "comm_msg")
 """What a full link may leave out: of a widget the next change says the newest value again."""
 _DRAIN_S = 0.05
 """Between the end of the process and the last look at its sockets: its last words may still be on their way."""
+
+_OUTLIVED_S = 10.0
 
 
 class Kernel:
@@ -186,6 +189,8 @@ class Kernel:
         if self._relay is not None:
             self._relay.close()
         process.remove_files()
+        forget_left_over(age=0)  # what it has lent when it was killed, and once more if processes of its own outlive it
+        asyncio.get_running_loop().call_later(_OUTLIVED_S, forget_left_over, 0)
         self.gone.set()
 
     def _deliver(self, channel: KernelChannel, parts: list[bytes], kind: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from notebook_cluster.collectives import Collectives
-from notebook_cluster.mesh import Mesh
+from notebook_cluster.mesh import Lending, Mesh
 from notebook_cluster.mesh.mesh import free_port
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.data.training_loops import TrainingLoops
@@ -61,10 +61,8 @@ class NodeRuntime:
         self, name: str, incarnation: int, *, device: str, control: str, sockets: Path | None, directory: Path
     ) -> None:
         """Start the thread, dial the agent at ``control`` and say NodeHello."""
-        self._name = name
-        self._incarnation = incarnation
+        self._name, self._incarnation, self._directory = name, incarnation, directory
         self._device = world.torch_device(device, os.environ)
-        self._directory = directory
         work = os.environ.get("NOTEBOOK_CLUSTER_WORK", "")
         self._work = Path(work) if work else None
         self.roster: n.Roster | None = None
@@ -79,6 +77,7 @@ class NodeRuntime:
         self._jobs = Jobs(lambda text: self.send_control(n.NodeLog(level="error", text=f"{name}: {text}")))
         self._mesh = Mesh(self._loop, name, incarnation, socket_directory=sockets, on_frame=self._on_frame)
         self._mesh.on_unreachable = self._on_unreachable
+        self.lending = Lending(self._mesh)
         self.collectives = Collectives(self._mesh)
         self._control = Control(self._loop, control, f"{name}/{incarnation}", self._on_control)
         self._mesh.send_relay = self.send_control
@@ -99,12 +98,10 @@ class NodeRuntime:
         self._jobs.register(SHARD_JOB, self.shares)
         self._loop.every(0.1, self._tick)
         self._loop.every(_HEARTBEAT, self._beat)
-        self.send_control(
-            n.NodeHello(
-                node=name, incarnation=incarnation, pid=os.getpid(), mesh_key=self._mesh.key,
-                mesh_port=self._mesh.port, mesh_ipc=self._mesh.ipc, master_port=free_port(),
-            )
-        )  # fmt: skip
+        self.send_control(n.NodeHello(
+            node=name, incarnation=incarnation, pid=os.getpid(), mesh_key=self._mesh.key,
+            mesh_port=self._mesh.port, mesh_ipc=self._mesh.ipc, master_port=free_port(),
+        ))  # fmt: skip
 
     # ---- what training and the nc names ask
 
@@ -163,7 +160,7 @@ class NodeRuntime:
         self._control.send(message)
 
     def send_mesh(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
-        self._mesh.send(node, header, payload)
+        self.lending.send(node, header, payload)
 
     def attach_job(self, name: str, handler: JobHandler) -> None:
         self._jobs.register(name, handler)
@@ -256,6 +253,7 @@ class NodeRuntime:
         self.collectives.end_cell()
         self.shares.end_cell(0 if self.replaying() else self.cell())
         self.decisions.end_cell()
+        self.lending.forget()
         self._running.info = None
         self._telemetry.flush()
         self._loop.call_soon(lambda: self._telemetry.tick(time.monotonic()))
@@ -264,6 +262,7 @@ class NodeRuntime:
 
     def close(self) -> None:
         """End the thread and close the sockets."""
+        self.lending.close()
         self._mesh.close()
         self._loop.close()
 
@@ -315,6 +314,7 @@ class NodeRuntime:
         for node in roster.nodes:
             self._lost.pop((node.name, node.incarnation), None)  # its machine was away and came back with it
         self._mesh.set_roster(roster)
+        self.lending.on_roster(roster)
         self._jobs.on_roster(roster)
         self._rosters.add(roster)
         if before is not None:

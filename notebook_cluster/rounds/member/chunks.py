@@ -59,7 +59,8 @@ def send_slice(
     attempt: tuple[int, int] | None = None,
 ) -> None:
     """Chunks of one slice from ``offset`` on, and a note that all of it has been handed to the mesh (once more)."""
-    view, size = memoryview(data), state.settings.chunk_bytes
+    view = memoryview(data)
+    size = max(1, len(view)) if node in state.readers else state.settings.chunk_bytes
     number, trial = attempt or state.seen_attempt
     key = (number, trial, node, kind, index)
     state.handed = {**state.handed, key: state.handed.get(key, 0) + 1}
@@ -125,20 +126,25 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     if have:
         return False
     key = (header.slice, str(header.kind), name)
-    assembly = exchange.partial.get(key) or Assembly(vectors.bytes_of(header.total))
-    if header.total != assembly.data.size and frame.sender == piece.owner:
-        # a mean of which parts were added up may have several sizes: whoever added them up knows which
-        assembly = Assembly(vectors.bytes_of(header.total))
-    if header.total != assembly.data.size or len(assembly.received) > _FEW_GAPS + header.total // _LEAST_CHUNK:
+    assembly = exchange.partial.get(key)
+    if assembly is not None and header.total != assembly.data.size and frame.sender == piece.owner:
+        assembly = None  # a mean of which parts were added up may have several sizes: who added them up knows which
+    if assembly is not None and (
+        header.total != assembly.data.size or len(assembly.received) > _FEW_GAPS + header.total // _LEAST_CHUNK
+    ):
         state.dropped += 1
         return False
-    assembly = _with_chunk(assembly, header.offset, frame.payload)
     exchange.progress = state.now
-    if first_gap(assembly) < header.total:
-        exchange.partial = {**exchange.partial, key: assembly}
-        return False
+    if len(frame.payload) == header.total:
+        whole = memoryview(frame.payload).toreadonly()  # as it came: it may lie in the memory of whoever made it
+    else:
+        assembly = assembly or Assembly(vectors.bytes_of(header.total))
+        assembly = _with_chunk(assembly, header.offset, frame.payload)
+        if first_gap(assembly) < header.total:
+            exchange.partial = {**exchange.partial, key: assembly}
+            return False
+        whole = assembly.data.data.toreadonly()
     exchange.partial = {other: part for other, part in exchange.partial.items() if other != key}
-    whole = assembly.data.data.toreadonly()
     if name:
         exchange.contributions = {**exchange.contributions, (header.slice, name): whole}
     else:

@@ -28,7 +28,7 @@ from notebook_cluster.rounds.member.next_state import computed, is_large, next_h
 from notebook_cluster.rounds.member.retransmission import on_sent, on_want, request_missing, stalled
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 from notebook_cluster.rounds.numerics.outer import bits_float, flushes_subnormals
-from notebook_cluster.rounds.numerics.weighted_mean import is_finite, joined, mean_of
+from notebook_cluster.rounds.numerics.weighted_mean import encoded_mean, is_finite, joined, mean_of
 
 
 def on_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
@@ -93,12 +93,18 @@ def on_frame(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
             advance(state, effects)
         return
     repeated = header.round == state.seen_attempt[0] and header.attempt <= state.seen_attempt[1]
-    held, settings = sum(len(payload) for _, _, payload in state.held_frames), state.settings
-    full = len(state.held_frames) >= settings.held_frames or held + len(frame.payload) > settings.held_bytes
+    frames, settings = (*state.held_frames, (frame.sender, header, frame.payload)), state.settings
+    held = sum(len(payload) for _, _, payload in frames if not _is_lent(payload))
+    full = len(frames) > settings.held_frames or held > settings.held_bytes
     if header.round <= state.round or repeated or full or len(header.state_hash) + len(header.name) > 256:
         state.dropped += 1
         return
-    state.held_frames = (*state.held_frames, (frame.sender, header, bytes(frame.payload)))
+    state.held_frames = frames
+
+
+def _is_lent(payload: Buffer) -> bool:
+    """It lies in another node's memory: a view of what is mapped, where a socket gives one of what it has received."""
+    return isinstance(payload, memoryview) and isinstance(payload.obj, np.ndarray)
 
 
 def on_complete(state: MemberState, message: CompleteAttempt, effects: list[Effect]) -> None:
@@ -176,7 +182,8 @@ def on_stepped(state: MemberState, event: Stepped, effects: list[Effect]) -> Non
         return
     if (event.round, event.attempt) != (exchange.seal.round, exchange.seal.attempt):
         return
-    _send_mean(state, exchange, 0, fragments.result(event.round).encode(event.theta), effects)
+    theta = fragments.result(event.round).encode_in(state.memory, event.theta)
+    _send_mean(state, exchange, 0, theta, effects)
     advance(state, effects)
 
 
@@ -257,11 +264,11 @@ def slice_mean(
             return joined(wire, sent, piece.start, piece.stop)
         if not broken:
             with np.errstate(all="ignore"):
+                if not state.fragments.central_optimizer:
+                    return encoded_mean(wire, sent, piece.start, piece.stop, state.memory)
                 total = mean_of(wire, sent, piece.start, piece.stop)
-            if state.fragments.central_optimizer:
-                _let_step(state, exchange, total, len(contributors), effects)
-                return None
-            return wire.encode_own(total, piece.start, piece.stop)
+            _let_step(state, exchange, total, len(contributors), effects)
+            return None
     except (NotFiniteError, DamagedError):
         broken = [name for name in contributors if not _is_usable(state, exchange, index, name)]
         broken = broken or [max(contributors, key=largest)]

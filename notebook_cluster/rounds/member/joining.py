@@ -50,7 +50,7 @@ def answers(state: MemberState, run: int, cell: int = 0) -> bool:
 def out_of_rounds(state: MemberState) -> None:
     """Until the next registration."""
     state.phase, state.joining, state.contribution = "idle", False, None
-    state.exchange, state.catching = None, ()
+    state.exchange, state.catching, state.held_frames = None, (), ()
 
 
 def on_boundary(state: MemberState, event: Boundary, effects: list[Effect]) -> None:

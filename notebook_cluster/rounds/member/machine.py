@@ -71,13 +71,20 @@ from notebook_cluster.rounds.member.joining import (
     out_of_rounds,
 )
 from notebook_cluster.rounds.member.next_state import ChangedError, kept_mean, step_in_place
-from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, Memory, most_kept
 from notebook_cluster.rounds.numerics import vectors
 
 
 def new_member(job: str, node: str, incarnation: int, settings: MemberSettings | None = None) -> MemberState:
     """The state of a node that has not made a sync object for ``job`` yet."""
     return MemberState(job, node, incarnation, settings or MemberSettings())
+
+
+def sending(state: MemberState, readers: frozenset[str], memory: Memory) -> MemberState:
+    """``state``, whose slices go as a whole to ``readers``; what is sent is made in ``memory``."""
+    state = copy(state)
+    state.readers, state.memory = readers, memory
+    return state
 
 
 def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:

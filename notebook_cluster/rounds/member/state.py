@@ -4,6 +4,7 @@ Arrays are float32 vectors, and the momentum as it is kept, that are never writt
 makes a new array, so the driver may serve or save any array it was handed without copying it.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import CatchUp, CommittedRound, Prepared, Seal
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.rounds.member.events_effects import Boundary, Buffer, FetchState
+from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import item_size
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
+Memory = Callable[[int], "NDArray[np.uint8]"]
+"""Gives so many bytes, with whatever is in them."""
 Phase = Literal["idle", "registering", "training", "arrived", "exchanging", "prepared", "fetching"]
 
 
@@ -152,10 +156,14 @@ class MemberState(msgspec.Struct):
     kept: tuple[KeptMean, ...] = ()
     committed: tuple[CommittedRound, ...] = ()
     """The last rounds that were applied here, in a row, where every step is one."""
-    held_frames: tuple[tuple[str, JobFrame, bytes], ...] = ()
+    held_frames: tuple[tuple[str, JobFrame, Buffer], ...] = ()
     handed: dict[tuple[int, int, str, str, int], int] = {}
     """(round, attempt, node, ``contribution`` or ``mean``, slice) -> how often all that was missing of it there was
     handed to the mesh; of the attempt that is open and those whose means are kept. Replaced, never written to."""
+    readers: frozenset[str] = frozenset()
+    """Nodes that can read this node's memory: a slice goes to them as a whole."""
+    memory: Memory = vectors.bytes_of
+    """For what is to be sent."""
     bytes_sent: int = 0
     dropped: int = 0
     now: float = 0.0

@@ -12,11 +12,13 @@ step smaller where few agree. float32, in rank order, one product and one additi
 machine.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from notebook_cluster.codecs import Buffer, DamagedError, NotFiniteError, Vector, WireFormat
+from notebook_cluster.codecs import Buffer, DamagedError, NotFiniteError, Vector, WireFormat, check_finite
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import weighted_sum
 
@@ -85,6 +87,38 @@ def mean_of(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: 
         )
         weighted_sum(decoded, total[group.elements])
     return total
+
+
+def encoded_mean(
+    wire: WireFormat,
+    contributions: list[tuple[Buffer, float]],
+    start: int,
+    stop: int,
+    memory: Callable[[int], NDArray[np.uint8]],
+) -> memoryview:
+    """:func:`mean_of` as bytes in ``memory`` (of so many bytes), encoded group by group while it is in the cache.
+
+    Raises:
+        DamagedError: no codec writes such bytes.
+        NotFiniteError: there is NaN or infinity in the mean.
+    """
+    low, high = wire.byte_range(start, stop)
+    data = memory(high - low)
+    exact = data.view("<f4") if wire.is_float32 else None
+    scratch = np.empty(0 if exact is not None else wire.largest_group, np.float32)
+    for group in wire.groups(start, stop):
+        count = group.elements.stop - group.elements.start
+        mean = scratch[:count] if exact is None else exact[group.elements]
+        decoded = (
+            (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight)
+            for data, weight in contributions
+        )
+        weighted_sum(decoded, mean)
+        if exact is None:
+            data[group.bytes] = wire.encode(mean, group.first, group.end)
+        else:
+            check_finite(mean, group.elements.start)
+    return data.data.toreadonly()
 
 
 def is_finite(wire: WireFormat, data: Buffer, start: int, stop: int) -> bool:

@@ -7,6 +7,7 @@ collects checkpoints. The main thread (``training.loop``) posts events and takes
 Everything handed from one to the other is immutable.
 """
 
+import functools
 import threading
 import time
 from collections import deque
@@ -35,7 +36,7 @@ from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.training.background.state_transfers import StateTransfers
-from notebook_cluster.training.background.worker import BackgroundThread, Notice, Resting
+from notebook_cluster.training.background.worker import BackgroundThread, Notice, Resting, memory_of
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.checkpointing.saving import (
@@ -252,6 +253,8 @@ class Job:
     def _on_roster(self, roster: Roster) -> None:
         self._ranks = {node.name: node.rank for node in roster.nodes}
         self._incarnations = {node.name: node.incarnation for node in roster.nodes}
+        memory = functools.partial(memory_of, self.runtime)
+        self._member = member.sending(self._member, self.runtime.lending.readers(), memory)
         self._states.on_roster(self._incarnations)
 
     def apply_event(self, event: types.Event) -> None:
@@ -291,14 +294,9 @@ class Job:
         wait = time.monotonic() - self._arrived_at if self._arrived_at else 0.0
         self._arrived_at = 0.0
         applied = Applied(
-            job=self.name,
-            round=effect.round,
-            state_hash=effect.state_hash,
-            bytes_sent=effect.bytes_sent,
-            steps=effect.steps,
-            wait=wait,
-            step=self.step,
-        )
+            job=self.name, round=effect.round, state_hash=effect.state_hash, bytes_sent=effect.bytes_sent,
+            steps=effect.steps, wait=wait, step=self.step,
+        )  # fmt: skip
         self.runtime.send_control(applied)
 
     def notify(self, notice: Notice) -> None:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from notebook_cluster.protocol.node import EndWait, NodeLog
 from notebook_cluster.protocol.rounds import Close, Commit, Save, Saved
 from notebook_cluster.rounds.member import events_effects as types
@@ -158,3 +161,9 @@ class BackgroundThread:
                 self._runtime.send_control(NodeLog(level="error", text=text))
             self._done += size
             del call  # what it keeps is not needed while the next one is waited for
+
+
+def memory_of(runtime: Runtime, size: int) -> NDArray[np.uint8]:
+    """``size`` bytes, with whatever is in them, for what ``runtime`` will send."""
+    lent = runtime.lending.memory(size)
+    return vectors.bytes_of(size) if lent is None else lent

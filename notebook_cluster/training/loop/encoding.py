@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notebook_cluster.codecs import (
     Buffer,
@@ -71,16 +72,18 @@ def encoded(
     feedback: Vector | None,
     beta: np.float32,
     keep_left: bool = True,
+    memory: Callable[[int], NDArray[np.uint8]] = vectors.bytes_of,
 ) -> tuple[Buffer, Vector | None, float]:
     """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec, and unless
     :func:`left_by` is to compute it later), and the norm of ``reference - local``: what is fed back grows with the
     rounds that a node has been in. A group of blocks at a time, while its elements are in the cache; as float32 it is
-    computed where it is sent from. ``local`` gives the elements of a range, at most CHUNK.
+    computed where it is sent from, in ``memory`` (of so many bytes). ``local`` gives the elements of a range, at most
+    CHUNK.
 
     Raises:
         NotFiniteError: a value is NaN or infinite.
     """
-    encoded, squares = vectors.bytes_of(wire.size), 0.0
+    encoded, squares = memory(wire.size), 0.0
     exact = wire.is_float32
     left = encoded.view("<f4") if exact else vectors.empty(wire.count if keep_left else wire.encoded_at_a_time)
     scratch = np.empty(CHUNK, np.float32)
@@ -99,7 +102,8 @@ def encoded(
             if exact and not (feedback is None and math.isfinite(square)):
                 check_finite(work, start)
         if not exact:
-            encoded[group.bytes] = wire.encode_from(values, group.first, group.end)
+            encode = wire.encode_from if keep_left or wire.keeps_some(group) else wire.encode
+            encoded[group.bytes] = encode(values, group.first, group.end)
     encoded.flags.writeable = False
     return encoded.data, left if keep_left and not exact else None, math.sqrt(squares)
 

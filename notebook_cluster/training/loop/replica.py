@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import CHUNK
-from notebook_cluster.rounds.numerics.vectors import copy, difference, empty, like, write_behind
+from notebook_cluster.rounds.numerics.vectors import bytes_of, copy, difference, empty, like, write_behind
 from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, kept_beside, left_by, on_host
 from notebook_cluster.training.models.parameters import Parameters
 
@@ -73,19 +74,17 @@ class Replica:
         self.parameters = parameters
         self.fragments = fragments
         self.started = False
-        self.theta: Vector = np.empty(0, np.float32)
+        self.theta = self.momentum = np.empty(0, np.float32)
         """The global parameters that the local work is based on."""
-        self.momentum: Vector = self.theta
-        self.state_hash = ""
-        self.round = 0
+        self.state_hash, self.round = "", 0
+        self.memory: Callable[[int], NDArray[np.uint8]] = bytes_of
         self._mix, self._beta = None if mix is None else np.float32(mix), np.float32(beta)
-        self._reference: Vector = self.theta
+        self._reference = self.theta
         """What D is taken from: theta as the model holds it."""
         self._done = _Count()
         self._counted = [_Count()] * fragments.count
         """For each fragment, how much of ``_done`` is in a committed round."""
-        self._feedback: list[Any] = [None] * fragments.count
-        self._encoder = encoder
+        self._feedback, self._encoder = list[Any]([None] * fragments.count), encoder
         self._sent: _Sent | None = None
 
     @property
@@ -213,7 +212,8 @@ class Replica:
 
         def encode() -> Boundary:
             try:
-                data, sent.feedback, norm = encoded(wire, before, local, feedback, self._beta, not later)
+                made = encoded(wire, before, local, feedback, self._beta, not later, self.memory)
+                data, sent.feedback, norm = made
             except NotFiniteError:
                 return structs.replace(empty, finite=False)
             sent.unsaid = (wire, data) if later else None

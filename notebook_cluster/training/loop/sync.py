@@ -18,6 +18,7 @@ from notebook_cluster.protocol.rounds import OuterChange
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.background.worker import memory_of
 from notebook_cluster.training.checkpointing.beside import OtherBuffers, StateBeside
 from notebook_cluster.training.checkpointing.resuming import (
     Resume,
@@ -82,8 +83,8 @@ class RoundSync(GoesOn):
         self._optimizer_state.only_after = self._taken.round if self._taken is not None else None
         self._replica = self._make_replica(parameters, fragments_of(strategy, parameters.layout))
         self._description = Description(parameters.layout, strategy.as_settings(), StateBeside(parameters))
-        self._optimizer_state.buffers = OtherBuffers(parameters)
-        self._evaluating = False
+        self._replica.memory = partial(memory_of, runtime)
+        self._evaluating, self._optimizer_state.buffers = False, OtherBuffers(parameters)
         self._keeper = RunKeeper(runtime, job, self._replica, self._progress, self._schedule)
         if not runtime.replaying():
             self._check_memory()

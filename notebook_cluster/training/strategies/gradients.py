@@ -80,7 +80,7 @@ class GradientReplica(Replica):
             if steps and error is not None:
                 values += on_host(error)
         try:
-            encoded = wire.encode(values)
+            encoded = wire.encode_in(self.memory, values)
         except NotFiniteError:
             return structs.replace(empty, samples=samples, steps=steps, finite=False, more=more)
         if wire.codec.lossy and steps:
