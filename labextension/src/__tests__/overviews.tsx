@@ -27,7 +27,7 @@ export function node(name: string, rank: number, changes: Partial<NodeView> = {}
       round_wait: null
     },
     ...{ checkpoint: '', checkpoint_time: null, waiting: '', threads: 0, threads_chosen: false },
-    ...{ replaying: '', left_out: '' },
+    ...{ replaying: '', left_out: '', failed: '' },
     ...changes
   } as NodeView;
 }

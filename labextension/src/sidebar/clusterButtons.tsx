@@ -128,7 +128,7 @@ function StopCell({ state, send }: { state: ClusterView; send: Act }): React.JSX
     <Button
       label={stubborn.length ? `Kill ${stubborn.join(', ')}` : 'Stop cell'}
       title={stubborn.length ? 'Still busy: start these nodes anew' : 'Interrupt it on all nodes'}
-      disabled={told.length > 0 && !late}
+      waits={told.length > 0 && !late}
       onPress={interrupt}
     />
   );

@@ -18,6 +18,8 @@ interface IButton {
   readonly sureName?: string;
   readonly title?: string;
   readonly disabled?: boolean;
+  /** What it did last is not over. */
+  readonly waits?: boolean;
   /** What is wanted most where it stands. */
   readonly isMain?: boolean;
   /** It ends something. */
@@ -30,6 +32,7 @@ export function Button(props: IButton): React.JSX.Element {
   const [busy, setBusy] = React.useState(false);
   const here = useMounted();
   const { asks, isEarly, press, takeBack } = useQuestion();
+  const isOff = busy || props.waits;
   const act = async (): Promise<void> => {
     setBusy(true);
     try {
@@ -51,8 +54,10 @@ export function Button(props: IButton): React.JSX.Element {
       title={asks ? (props.sureName ?? props.title) : props.title}
       aria-label={asks ? props.sureName : props.name}
       aria-busy={busy}
-      disabled={busy || props.disabled}
-      onClick={event => void ((!props.sure || press(event.detail) === 'act') && act())}
+      // Not `disabled` meanwhile: that would take the focus away from who works with the keyboard.
+      aria-disabled={isOff || undefined}
+      disabled={props.disabled}
+      onClick={event => void (!isOff && (!props.sure || press(event.detail) === 'act') && act())}
       // A key that is held down presses again and again.
       onKeyDown={event => event.repeat && event.preventDefault()}
       onBlur={takeBack}

@@ -172,7 +172,13 @@ export function SharePart({ sharing, act }: { sharing: Sharing; act: Act }): Rea
   return (
     <section aria-label="Share this machine">
       <label className="nbc-side-line nbc-side-switch">
-        <input type="checkbox" role="switch" checked={sharing.on} disabled={busy} onChange={() => void toggle()} />
+        <input
+          type="checkbox"
+          role="switch"
+          checked={sharing.on}
+          aria-disabled={busy || undefined}
+          onChange={() => void (!busy && toggle())}
+        />
         {busy ? (sharing.on ? 'Ending …' : 'Starting …') : 'Share this machine'}
       </label>
       <Problem text={problem} />
