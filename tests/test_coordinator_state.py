@@ -28,7 +28,7 @@ from notebook_cluster.journal.records import (
     to_row,
     unpacked,
 )
-from notebook_cluster.journal.state import State, apply, roster
+from notebook_cluster.journal.state import State, apply, failure_of, roster
 from notebook_cluster.journal.store import JOURNAL_FILE, curves_path, journal_path
 from notebook_cluster.journal.writer import SYNC_PERIOD, SYNC_ROWS
 from notebook_cluster.protocol.node import NodeHello
@@ -164,6 +164,33 @@ async def write(folder: Path, *what: e.Event | Record, **received: int) -> None:
     if received:
         journal.received(received)
     assert journal.close()
+
+
+def test_what_a_node_has_failed_of_is_said_until_the_next_cell_or_its_next_kernel() -> None:
+    failed = [
+        *joined("a", "b"),
+        e.CellSubmitted(cell=1, source="x = 1", targets=[], replay=True),
+        e.CellStarted(cell=1, nodes=["a", "b"], generation=2, time=3.0),
+        e.CellNodeEnded(cell=1, node="b", status="error", error_name="KeyError", error_value="'y'"),
+    ]
+
+    def said(*more: e.Event) -> list[str]:
+        state = after(*failed, *more)
+        return [failure_of(state, node) for node in state.nodes.values()]
+
+    assert said() == ["", "cell 1: KeyError: 'y'"]
+    again = [
+        e.NodeDown(node="b", incarnation=1, dead=True, reason="restarted"),
+        e.NodeStarting(node="b", incarnation=2),
+        e.NodeUp(node="b", incarnation=2, device="cpu", hello=hello("b", 2)),
+    ]
+    assert said(*again) == ["", ""]
+    joins = e.CellJoined(cell=1, node="b")
+    fails = e.CellNodeEnded(cell=1, node="b", status="error", error_name="NameError")
+    assert said(*again, joins) == ["", ""]
+    assert said(*again, joins, fails) == ["", "cell 1: NameError"]
+    other = e.CellSubmitted(cell=2, source="y = 1", targets=[], replay=True)
+    assert said(e.CellFinished(cell=1, status="error", time=4.0), other) == ["", ""]
 
 
 @in_loop
@@ -334,7 +361,7 @@ async def test_what_is_kept_of_a_journal_says_the_same_as_all_of_it(
 ) -> None:
     worlds = [World(seed).run().records for seed in range(300)]
     monkeypatch.setattr(attempts, "KEPT_HASHES", 2)
-    monkeypatch.setattr(kept_rounds, "_COMMITS", attempts.KEPT_ROUNDS)
+    monkeypatch.setattr(kept_rounds, "_COMMITS", 2 * attempts.KEPT_ROUNDS)  # some are taken back
     left_out = 0
     for seed, records in enumerate(worlds):
         (tmp_path / str(seed)).mkdir()

@@ -582,7 +582,8 @@ def test_who_has_failed_and_of_what_is_said_until_the_next_cell() -> None:
         id=7, source="train()", status="running", nodes={"laptop": "running", "mini": "error"},
         errors={"mini": "ValueError: <b>no</b> data"},
     )  # fmt: skip
-    state = cluster_view(cell=cell, nodes=[node_view(0, "laptop"), node_view(1, "mini", busy=False)])
+    failed = node_view(1, "mini", busy=False, failed="cell 7: ValueError: <b>no</b> data")
+    state = cluster_view(cell=cell, nodes=[node_view(0, "laptop"), failed])
     _, mini = panel_model(state)["nodes"]
     assert (mini["condition"], mini["level"], mini["reason"]) == ("failed", "bad", "cell 7: ValueError: <b>no</b> data")
     assert "cell 7: ValueError: &lt;b&gt;no&lt;/b&gt; data" in render_html(state)
@@ -591,7 +592,7 @@ def test_who_has_failed_and_of_what_is_said_until_the_next_cell() -> None:
     assert facts["Samples/s"] == "of 1 node"
     history = RunHistory(rounds=[], rounds_seen=0, checkpoints=[], cells=[cell], cells_seen=1, peers=[])
     assert "mini: ValueError: &lt;b&gt;no&lt;/b&gt; data" in render_report(state, [], history)
-    after = msgspec.structs.replace(state, cell=msgspec.structs.replace(cell, id=8, nodes={}, errors={}))
+    after = msgspec.structs.replace(state, nodes=[node_view(0, "laptop"), node_view(1, "mini", busy=False)])
     assert panel_model(after)["nodes"][1]["condition"] == "ok"
 
 

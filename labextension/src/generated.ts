@@ -110,6 +110,7 @@ export interface NodeView {
   of_steps: number | null;
   step_cell: number;
   place: number | null;
+  failed: string;
 }
 /**
  * One model that is trained.

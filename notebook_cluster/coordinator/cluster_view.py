@@ -18,7 +18,7 @@ from notebook_cluster.coordinator.rounds.runner import RoundRunner
 from notebook_cluster.coordinator.view_server import ViewServer
 from notebook_cluster.journal.curves import CurvesFile, LastView, SeriesStore, read_series, read_view
 from notebook_cluster.journal.kept_rounds import OTHER_WAITS, SHOWN_WAITS
-from notebook_cluster.journal.state import Node, cell_view, cells_of_report
+from notebook_cluster.journal.state import Node, cell_view, cells_of_report, failure_of
 from notebook_cluster.journal.store import curves_path
 from notebook_cluster.peering.candidates import Trust, found_view
 from notebook_cluster.peering.peer_finder import PeerFinder
@@ -139,6 +139,7 @@ class ClusterViews:
             waiting=telemetry.waiting, threads=telemetry.threads, threads_chosen=telemetry.threads_chosen,
             epoch=telemetry.epoch, epoch_share=finite(telemetry.epoch_share), of_steps=telemetry.of_steps,
             step_cell=telemetry.step_cell, replaying=self.replay.progress(node.name), place=node.order,
+            failed=failure_of(state, node),
             left_out="" if condition == "dead" else describe_left_out(node.name, node.left_out),
             **{name: value for name, value in facts.items() if name != "refused"},
         )  # fmt: skip

@@ -20,7 +20,7 @@ from notebook_cluster.journal.kept_rounds import OTHER_WAITS, SHOWN_WAITS, Round
 from notebook_cluster.journal.kept_runs import LastRun
 from notebook_cluster.journal.reading import read_history, unreadable
 from notebook_cluster.journal.records import BaseRecord, CellRecord, CommitRecord, Record, RegisterRecord, VoidRecord
-from notebook_cluster.journal.state import Node, State, apply, cell_view
+from notebook_cluster.journal.state import Node, State, apply, cell_view, failure_of
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, PeerView, Series
@@ -194,7 +194,7 @@ class _Run:
             memory_kind=kind, memory_used=int(used or 0),
             memory_peak=int(peak), memory_total=total, step=step, loss=loss, scalars=scalars, last_round=last_round,
             round_wait=wait, checkpoint=f"{saved.name} at round {saved.round}" if saved else "",
-            checkpoint_time=saved.time if saved else None, place=node.order,
+            checkpoint_time=saved.time if saved else None, place=node.order, failed=failure_of(state, node),
         )  # fmt: skip
 
     def _peer(self, name: str) -> PeerView:

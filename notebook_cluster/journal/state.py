@@ -71,6 +71,8 @@ class Cell(msgspec.Struct, frozen=True):
     results: dict[str, e.CellNodeEnded] = {}
     replies: dict[str, e.CellNodeReplied] = {}
     """Of nodes that have replied and not ended yet."""
+    ended_on: dict[str, int] = {}
+    """Node -> the incarnation on which it has ended."""
     canary: str = ""
     widened: bool = False
     """The canary has ended, and the others run it or never will."""
@@ -196,6 +198,14 @@ def cell_view(cell: Cell, most: int = _BEGINNING) -> CellView:
         ended=cell.ended,
         errors={name: said for name, result in cell.results.items() if (said := _said_of(result))},
     )
+
+
+def failure_of(state: State, node: Node) -> str:
+    """What the kernel that ``node`` has now has failed of in the newest cell: ``cell 7: ValueError: ...``, or empty."""
+    cell = state.shown_cell()
+    if cell is None or cell.nodes.get(node.name) != "error" or cell.ended_on.get(node.name) != node.incarnation:
+        return ""
+    return f"cell {cell.id}: {_said_of(cell.results[node.name]) or 'an error'}"
 
 
 def _said_of(result: e.CellNodeEnded) -> str:
@@ -337,7 +347,8 @@ def apply(state: State, event: e.Event) -> State:
             statuses = {**cell.nodes, event.node: event.status}
             replies = {node: reply for node, reply in cell.replies.items() if node != event.node}
             results = {**cell.results, event.node: event}
-            return _cell(state, event.cell, nodes=statuses, results=results, replies=replies)
+            ended_on = {**cell.ended_on, event.node: state.last_incarnation(event.node)}
+            return _cell(state, event.cell, nodes=statuses, results=results, replies=replies, ended_on=ended_on)
         case e.CellFinished():
             unended = tuple(number for number in state.unfinished if number != event.cell)
             return _cell(_change(state, unfinished=unended), event.cell, status=event.status, ended=event.time)

@@ -67,6 +67,8 @@ class NodeView(Message, frozen=True):
     """The cell in which it was at ``step``; 0: not known."""
     place: int | None = None
     """In the order of joining, from 0; it stays the same when others go or come back. None: not known (kept before)."""
+    failed: str = ""
+    """What its kernel has failed of in the newest cell: ``cell 7: ValueError: no data``; or empty."""
 
 
 def at_work(nodes: Iterable[NodeView], statuses: Mapping[str, str]) -> list[NodeView]:

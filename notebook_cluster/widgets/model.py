@@ -247,7 +247,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     is_gone = node.condition in _GONE
     total, used = max(node.memory_total, 1), 0 if is_gone else node.memory_used
     did = state.cell.nodes.get(node.name, "") if state.cell is not None else ""
-    failed = did == "error" and node.condition == "ok"
+    failed = node.failed if node.condition == "ok" else ""
     busy = node.busy or (did == "running" and state.cell is not None and state.cell.status == "running")
     condition: str = "busy" if node.condition == "ok" and busy else node.condition
     level = "info" if condition == "busy" else _NODE_LEVELS.get(node.condition, "bad")
@@ -272,7 +272,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         ),
         "condition": condition,
         "level": level,
-        "reason": plain(node.reason) or (_failure(node, state.cell) if failed and state.cell else ""),
+        "reason": plain(node.reason) or plain(failed, 200),
         "log": [plain(line, 160) for line in node.log_tail[-3:]],
         "waiting": plain(node.waiting, 80) if busy and not ended else "",
         "replaying": "" if ended else plain(node.replaying, 80),
@@ -292,11 +292,6 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "extra": " · ".join(_extra(node)),
     }
-
-
-def _failure(node: NodeView, cell: CellView) -> str:
-    """What the newest cell has failed of on ``node``."""
-    return plain(f"cell {cell.id}: {cell.errors.get(node.name) or 'an error'}", 200)
 
 
 def _vitals(node: NodeView, peers: Sequence[PeerView]) -> list[str]:

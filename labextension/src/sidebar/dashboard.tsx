@@ -6,7 +6,7 @@ import type { ClusterView, EventView, NodeView } from '../generated';
 import { Charts, CHOICE } from './charts';
 import { progress } from './clusters';
 import type { Act } from './controls';
-import { Facts, rateOf, vitalsOf, Waits } from './facts';
+import { conditionOf, Facts, rateOf, vitalsOf, Waits } from './facts';
 import { useOpened } from './folding';
 import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
 import { Logs } from './logs';
@@ -111,7 +111,7 @@ function Row({ node, state }: { node: NodeView; state: ClusterView }): React.JSX
         <Note text={vitalsOf(node, state.peers)} />
       </td>
       <td>
-        {node.replaying || (node.reason ? `${node.condition}: ${node.reason}` : node.condition)}
+        {node.replaying || conditionOf(node).filter(Boolean).join(': ')}
         <Note text={node.left_out} />
         <Note text={node.busy && node.waiting ? `waiting: ${node.waiting}` : ''} />
       </td>

@@ -64,6 +64,11 @@ export function atWork({ nodes, cell }: ClusterView): readonly NodeView[] {
   return working.length ? working : nodes;
 }
 
+/** How a node is, for people, and why: one whose kernel has failed in the newest cell has failed. */
+export function conditionOf({ condition, reason, failed }: NodeView): [NodeView['condition'] | 'failed', string] {
+  return condition === 'ok' && failed ? ['failed', reason || failed] : [condition, reason];
+}
+
 /** Whether a node is there and works, or could. */
 export function isUp({ condition }: NodeView): boolean {
   return condition === 'ok' || condition === 'suspect' || condition === 'refused';

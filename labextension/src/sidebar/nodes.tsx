@@ -5,12 +5,12 @@ import * as React from 'react';
 import type { ClusterView, NodeView } from '../generated';
 import { Act, Button } from './controls';
 import { Curves, newest, newestLoss } from './curves';
-import { isGone } from './facts';
+import { conditionOf, isGone } from './facts';
 import { ABSENT, ago, byteCount, number } from './format';
 import { nodeColour } from './palette';
 import { Sparkline } from './sparkline';
 
-const MARKS: Partial<Record<NodeView['condition'], string>> = {
+const MARKS: Partial<Record<string, string>> = {
   ok: '●',
   starting: '◔',
   replaying: '◔',
@@ -32,11 +32,12 @@ export function Node({ node, state, curves, send }: INode): React.JSX.Element {
   const points = newestLoss(curves, node.name);
   const loss = number(node.loss ?? newest(points));
   const [cluster, target] = [state.name, node.name];
+  const [condition, reason] = conditionOf(node);
   return (
-    <li className="nbc-side-node" aria-label={`node ${node.name}, ${node.condition}`}>
+    <li className="nbc-side-node" aria-label={`node ${node.name}, ${condition}`}>
       <div className="nbc-side-line">
-        <span className="nbc-side-mark" data-condition={node.condition} aria-hidden="true">
-          {MARKS[node.condition] ?? FAILED}
+        <span className="nbc-side-mark" data-condition={condition} aria-hidden="true">
+          {MARKS[condition] ?? FAILED}
         </span>
         <span className="nbc-side-name" title={`${node.name} on ${node.peer}`}>
           {node.name}
@@ -61,10 +62,10 @@ export function Node({ node, state, curves, send }: INode): React.JSX.Element {
           onPress={async () => void (await send({ action: 'remove', cluster, target }))}
         />
       </div>
-      {node.condition !== 'ok' && (
+      {condition !== 'ok' && (
         <p className="nbc-side-hint">
-          {node.replaying || node.condition}
-          {node.reason && `: ${node.reason}`}
+          {node.replaying || condition}
+          {reason && `: ${reason}`}
         </p>
       )}
       {node.left_out && <p className="nbc-side-hint">{node.left_out}</p>}
