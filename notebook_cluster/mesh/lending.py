@@ -125,10 +125,11 @@ class Lending:
     def send(self, node: str, header: JobFrame, payload: Payload = b"") -> None:
         """:meth:`.Mesh.send`. Of a contribution or a mean (bytes) what lies in :meth:`memory` is lent where ``node``
         can read it, and what else is longer than one frame goes in several, whose ``offset`` counts on."""
-        if header.kind not in ("contribution", "mean") or len(payload) <= PIECE:
-            self._mesh.send(node, header, payload)
-        elif len(payload) >= LEAST and (lent := self._lend(node, header, payload)) is not None:
+        is_slice = header.kind in ("contribution", "mean")
+        if is_slice and len(payload) >= LEAST and (lent := self._lend(node, header, payload)) is not None:
             self._mesh.send(node, lent)
+        elif not is_slice or len(payload) <= PIECE:
+            self._mesh.send(node, header, payload)
         else:
             view = memoryview(payload)
             for start in range(0, len(view), PIECE):
@@ -254,9 +255,12 @@ class Lending:
 
 def _release(dropped: list[_File]) -> None:
     """The list becomes empty; nobody else has what is in it."""
+    size = 0
     for file in dropped:
         file.shared.hide()
-    if sum(file.size for file in dropped) >= _LARGE:
+        size += file.size
+        del file  # the thread is to have the last reference
+    if size >= _LARGE:
         threading.Thread(target=dropped.clear, name="give-back", daemon=True).start()
     else:
         dropped.clear()
