@@ -8,7 +8,7 @@ vectors on a GPU; it alone needs torch, when it is called.
 May import: protocol, memory. Called by: ``training``, ``rounds``.
 """
 
-from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, NotFiniteError, Vector, check_finite
+from notebook_cluster.codecs.codec import Buffer, Codec, DamagedError, Memory, NotFiniteError, Vector, check_finite
 from notebook_cluster.codecs.dense import Float32, from_bfloat16, to_bfloat16
 from notebook_cluster.codecs.registry import CHUNKED_NAMES, CODEC_NAMES, SPARSE_NAMES, codec_name, get_codec
 from notebook_cluster.codecs.torch_encoding import encode as encode_tensor
@@ -23,6 +23,7 @@ __all__ = [
     "Codec",
     "DamagedError",
     "Float32",
+    "Memory",
     "NotFiniteError",
     "Vector",
     "WireFormat",

@@ -1,5 +1,6 @@
 """What every codec offers, and the arithmetic of whole blocks."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,10 @@ Vector = NDArray[np.float32]
 """Flat, C-contiguous float32."""
 
 Buffer = bytes | bytearray | memoryview
+
+Memory = Callable[[int], NDArray[np.uint8]]
+"""Gives so many bytes, with whatever is in them, for what will be sent."""
+
 
 BLOCK = 256
 """Elements per block (a scale for each block, never a global one)."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notebook_cluster.codecs.chunked import KeepsSome
-from notebook_cluster.codecs.codec import Buffer, Codec, NotFiniteError, Vector, block_count
+from notebook_cluster.codecs.codec import Buffer, Codec, Memory, NotFiniteError, Vector, block_count
 from notebook_cluster.codecs.dense import Float32
 from notebook_cluster.codecs.random_k import RandomK
 from notebook_cluster.codecs.registry import get_codec
@@ -131,7 +131,7 @@ class WireFormat:
         """
         return self._encode(flat, start, stop, lambda codec, values: codec.encode(values))
 
-    def encode_in(self, memory: Callable[[int], NDArray[np.uint8]], flat: Vector) -> memoryview:
+    def encode_in(self, memory: Memory, flat: Vector) -> memoryview:
         """:meth:`encode` of all, in ``memory`` (of so many bytes).
 
         Raises:

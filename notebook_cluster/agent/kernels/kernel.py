@@ -27,8 +27,8 @@ _DROPPABLE = ("stream", "comm_msg")
 """What a full link may leave out: of a widget the next change says the newest value again."""
 _DRAIN_S = 0.05
 """Between the end of the process and the last look at its sockets: its last words may still be on their way."""
-
 _OUTLIVED_S = 10.0
+"""After which processes that a killed kernel has left are looked at once more."""
 
 
 class Kernel:

@@ -13,6 +13,7 @@ was encoded, stay the same.
 
 from copy import copy
 
+from notebook_cluster.codecs import Memory
 from notebook_cluster.protocol.rounds import (
     Behind,
     Commit,
@@ -71,7 +72,7 @@ from notebook_cluster.rounds.member.joining import (
     out_of_rounds,
 )
 from notebook_cluster.rounds.member.next_state import ChangedError, kept_mean, step_in_place
-from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, Memory, most_kept
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept
 from notebook_cluster.rounds.numerics import vectors
 
 

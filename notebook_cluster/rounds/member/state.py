@@ -4,11 +4,11 @@ Arrays are float32 vectors, and the momentum as it is kept, that are never writt
 makes a new array, so the driver may serve or save any array it was handed without copying it.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from notebook_cluster.codecs import Memory
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import CatchUp, CommittedRound, Prepared, Seal
 from notebook_cluster.protocol.runs import Register
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float32]
 
-Memory = Callable[[int], "NDArray[np.uint8]"]
-"""Gives so many bytes, with whatever is in them."""
 Phase = Literal["idle", "registering", "training", "arrived", "exchanging", "prepared", "fetching"]
 
 

@@ -12,13 +12,12 @@ step smaller where few agree. float32, in rank order, one product and one additi
 machine.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from notebook_cluster.codecs import Buffer, DamagedError, NotFiniteError, Vector, WireFormat, check_finite
+from notebook_cluster.codecs import Buffer, DamagedError, Memory, NotFiniteError, Vector, WireFormat, check_finite
+from notebook_cluster.codecs.wire_format import Group
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import weighted_sum
 
@@ -81,12 +80,15 @@ def mean_of(wire: WireFormat, contributions: list[tuple[Buffer, float]], start: 
     low, high = wire.element_range(start, stop)
     total = vectors.empty(high - low)
     for group in wire.groups(start, stop):
-        decoded = (
-            (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight)
-            for data, weight in contributions
-        )
-        weighted_sum(decoded, total[group.elements])
+        _mean_of_group(wire, contributions, group, total[group.elements])
     return total
+
+
+def _mean_of_group(wire: WireFormat, contributions: list[tuple[Buffer, float]], group: Group, out: Vector) -> None:
+    decoded = (
+        (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight) for data, weight in contributions
+    )
+    weighted_sum(decoded, out)
 
 
 def encoded_mean(
@@ -94,7 +96,7 @@ def encoded_mean(
     contributions: list[tuple[Buffer, float]],
     start: int,
     stop: int,
-    memory: Callable[[int], NDArray[np.uint8]],
+    memory: Memory,
 ) -> memoryview:
     """:func:`mean_of` as bytes in ``memory`` (of so many bytes), encoded group by group while it is in the cache.
 
@@ -109,11 +111,7 @@ def encoded_mean(
     for group in wire.groups(start, stop):
         count = group.elements.stop - group.elements.start
         mean = scratch[:count] if exact is None else exact[group.elements]
-        decoded = (
-            (wire.decode(memoryview(data)[group.bytes], group.first, group.end), weight)
-            for data, weight in contributions
-        )
-        weighted_sum(decoded, mean)
+        _mean_of_group(wire, contributions, group, mean)
         if exact is None:
             data[group.bytes] = wire.encode(mean, group.first, group.end)
         else:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from notebook_cluster.codecs import (
     Buffer,
+    Memory,
     NotFiniteError,
     Vector,
     WireFormat,
@@ -72,7 +72,7 @@ def encoded(
     feedback: Vector | None,
     beta: np.float32,
     keep_left: bool = True,
-    memory: Callable[[int], NDArray[np.uint8]] = vectors.bytes_of,
+    memory: Memory = vectors.bytes_of,
 ) -> tuple[Buffer, Vector | None, float]:
     """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec, and unless
     :func:`left_by` is to compute it later), and the norm of ``reference - local``: what is fed back grows with the

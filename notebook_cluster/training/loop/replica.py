@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
-from notebook_cluster.codecs import Buffer, NotFiniteError, Vector, WireFormat
+from notebook_cluster.codecs import Buffer, Memory, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import CHUNK
@@ -77,7 +76,7 @@ class Replica:
         self.theta = self.momentum = np.empty(0, np.float32)
         """The global parameters that the local work is based on."""
         self.state_hash, self.round = "", 0
-        self.memory: Callable[[int], NDArray[np.uint8]] = bytes_of
+        self.memory: Memory = bytes_of
         self._mix, self._beta = None if mix is None else np.float32(mix), np.float32(beta)
         self._reference = self.theta
         """What D is taken from: theta as the model holds it."""

@@ -84,7 +84,8 @@ class RoundSync(GoesOn):
         self._replica = self._make_replica(parameters, fragments_of(strategy, parameters.layout))
         self._description = Description(parameters.layout, strategy.as_settings(), StateBeside(parameters))
         self._replica.memory = partial(memory_of, runtime)
-        self._evaluating, self._optimizer_state.buffers = False, OtherBuffers(parameters)
+        self._optimizer_state.buffers = OtherBuffers(parameters)
+        self._evaluating = False
         self._keeper = RunKeeper(runtime, job, self._replica, self._progress, self._schedule)
         if not runtime.replaying():
             self._check_memory()
