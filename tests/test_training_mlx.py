@@ -14,6 +14,7 @@ from notebook_cluster import training as nc  # noqa: E402
 from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
 from notebook_cluster.training.models.torch_parameters import TorchParameters  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
+from tests.test_training_parameters import awkward_values  # noqa: E402
 
 
 def test_load_changes_the_model_and_its_output() -> None:
@@ -69,6 +70,21 @@ def test_dtypes_stay(dtype: object) -> None:
     assert not adapter.exact
     adapter.restore(before)
     assert model.weight.tolist() == before["weight"].tolist()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_what_a_model_holds_of_a_vector_is_known_without_loading_it(dtype: object) -> None:
+    model = mlx_nn.Sequential(mlx_nn.Linear(30, 30), mlx_nn.Linear(30, 20), mlx_nn.Linear(20, 2))
+    model.layers[1].set_dtype(dtype)
+    adapter = MlxParameters(model)
+    vector = awkward_values(adapter.layout.size)
+    vector.flags.writeable = False
+    parts = adapter.as_held(vector)
+    adapter.load(vector)
+    whole = adapter.read()
+    assert not np.array_equal(whole, vector)
+    for start, stop in [(0, whole.size), (5, 30), (900, 960), (whole.size - 3, whole.size)]:
+        np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])
 
 
 def test_a_changed_model_is_named() -> None:

@@ -11,8 +11,21 @@ import pytest
 import torch
 from torch import nn
 
+from notebook_cluster.codecs import Vector
 from notebook_cluster.training.checkpointing.optimizer_bytes import OptimizerBytesError, pack, unpack
 from notebook_cluster.training.models.torch_parameters import TorchParameters
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e5m2")
+
+
+def awkward_values(size: int) -> Vector:
+    """Of every magnitude, with halves between two neighbours in a smaller dtype, and the largest and smallest."""
+    generator = np.random.default_rng(1)
+    vector = (generator.standard_normal(size) * 10.0 ** generator.integers(-45, 38, size)).astype(np.float32)
+    vector[::3] = (vector[::3].view(np.uint32) & np.uint32(0xFFFF8000)).view(np.float32)
+    vector[1::7] = generator.standard_normal(vector[1::7].size)
+    vector[[2, size // 2]] = np.finfo(np.float32).max, -np.finfo(np.float32).tiny / 64
+    return vector
 
 
 class Tied(nn.Module):
@@ -83,6 +96,27 @@ def test_dtypes_stay(dtype: torch.dtype) -> None:
     assert model.weight.dtype == dtype
     assert adapter.exact == (dtype == torch.float64)
     np.testing.assert_array_equal(adapter.read(), torch.full((9,), 1.001).to(dtype).float().numpy())
+
+
+def test_what_a_model_holds_of_a_vector_is_known_without_loading_it() -> None:
+    model = nn.ParameterList([torch.zeros(300, dtype=getattr(torch, name)) for name in DTYPES])
+    adapter = TorchParameters(model)
+    vector = awkward_values(adapter.layout.size)
+    vector.flags.writeable = False
+    parts = adapter.as_held(vector)
+    adapter.load(vector)
+    whole = adapter.read()
+    assert not np.array_equal(whole, vector)
+    for start, stop in [(0, whole.size), (5, 30), (290, 310), (whole.size - 3, whole.size), (250, 1100)]:
+        np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])
+    np.testing.assert_array_equal(adapter.held_on_device(vector), whole)
+
+
+def test_a_model_of_float32_holds_the_vector_itself() -> None:
+    adapter = TorchParameters(nn.Linear(2, 3))
+    vector = awkward_values(9)
+    assert np.shares_memory(adapter.as_held(vector)(slice(2, 5)), vector)
+    assert adapter.held_on_device(vector).data_ptr() == vector.ctypes.data
 
 
 def test_channels_last_keeps_its_layout_and_its_values() -> None:

@@ -1,14 +1,17 @@
 """What a node adds to a round and what a round does to its model, without a cluster."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from notebook_cluster.codecs import Vector, WireFormat
-from notebook_cluster.rounds.member.events_effects import Apply
+from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.loop.encoding import encoded, left_by
+from notebook_cluster.training.loop.reference import Reference
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 
@@ -231,12 +234,12 @@ def test_what_is_left_is_the_same_bits_whenever_it_is_computed(codec: str, fed_b
     wire = WireFormat(codec, 300_000, 777).drawn(5)
     reference, local, before = (noise(wire.count, seed, 1.0) for seed in range(3))
     feedback, beta = before if fed_back else None, np.float32(0.95)
-    data, left, norm = encoded(wire, reference, local.__getitem__, feedback, beta)
+    data, left, norm = encoded(wire, reference.__getitem__, local.__getitem__, feedback, beta)
     assert left is not None
-    later, none, same = encoded(wire, reference, local.__getitem__, feedback, beta, keep_left=False)
+    later, none, same = encoded(wire, reference.__getitem__, local.__getitem__, feedback, beta, keep_left=False)
     assert (bytes(later), none, same) == (bytes(data), None, norm)
     out = before if fed_back else np.empty_like(before)
-    left_by(wire, later, reference, local.__getitem__, feedback, beta, out)
+    left_by(wire, later, reference.__getitem__, local.__getitem__, feedback, beta, out)
     np.testing.assert_array_equal(out.view(np.uint32), left.view(np.uint32))
 
 
@@ -287,3 +290,84 @@ def test_parts_are_what_is_read_whatever_the_tensors() -> None:
     whole, parts = parameters.read(), parameters.parts()
     for start, stop in [(0, whole.size), (5, 30), (0, 1), (whole.size - 3, whole.size), (20, 70_100)]:
         np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])
+
+
+class KeptReference(Reference):
+    """Reads all that was loaded from the model."""
+
+    def loaded(self, theta: Vector, work: dict[int, Vector | None]) -> None:
+        super().loaded(theta, work)
+        for fragment, left in work.items():
+            held = self.in_model(fragment)
+            self.with_work[fragment] = held if left is None else held + left
+
+
+def half_model() -> nn.ParameterList:
+    return nn.ParameterList([
+        torch.linspace(-1, 1, size).to(dtype)
+        for size, dtype in ((700, torch.bfloat16), (90_000, torch.float16), (300, torch.float32))
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_smaller_dtype_holds_is_computed_as_it_would_be_read(count: int, codec: str, mix: float | None) -> None:
+    pair = []
+    for kind in (Reference, KeptReference):
+        parameters = TorchParameters(half_model())
+        fragments = Fragments(codec, parameters.layout.size, 0, count)
+        replica = Replica(parameters, fragments, mix=mix)
+        replica._reference = kind(parameters, fragments)
+        pair.append(replica)
+    size = parameters.layout.size
+
+    def on_both(call: Callable[[Replica], Boundary | None]) -> None:
+        made = [call(replica) for replica in pair]
+        if made[0] is not None and made[1] is not None:
+            assert bytes(made[0].encoded) == bytes(made[1].encoded)
+            assert made[0].norm == made[1].norm
+        one, other = pair
+        np.testing.assert_array_equal(one.parameters.read(), other.parameters.read())
+        for fragment in range(count):
+            elements = slice(0, min(fragments.wires[fragment].count, 60_000))
+            np.testing.assert_array_equal(
+                *(replica._reference.parts(fragment)(elements) for replica in pair), err_msg=str(fragment)
+            )
+            np.testing.assert_array_equal(one._feedback[fragment], other._feedback[fragment])
+
+    thetas = {1: noise(size, 1, 0.3)}
+
+    def state(number: int) -> tuple[int, Vector, Vector, str]:
+        for round in range(max(thetas) + 1, number + 1):
+            thetas[round] = thetas[round - 1].copy()
+            fragment = fragments.of_round(round)
+            fragments.put(thetas[round], fragment, noise(fragments.wires[fragment].count, round, 0.3))
+        return number, thetas[number], np.zeros(size, np.float32), f"state {number}"
+
+    def commit(replica: Replica, number: int, counted: bool = True) -> None:
+        round, *rest = state(number)
+        replica.apply(Apply(round, *rest, ("a",), counted, False, 1, 0))
+
+    on_both(lambda replica: replica.start(*state(1)))
+    for number in range(2, 6):
+        on_both(lambda replica, number=number: work(replica, noise(size, 50 + number)))
+        on_both(lambda replica: replica.contribution(finishing=False))
+        on_both(lambda replica, number=number: commit(replica, number))
+        assert not pair[0]._reference.with_work or count > 1 or mix is not None
+    for number in range(6, 20, 2):
+        on_both(lambda replica, number=number: work(replica, noise(size, 50 + number)))
+        on_both(lambda replica: replica.contribution_of_now(finishing=False)())
+        on_both(lambda replica, number=number: work(replica, noise(size, 90 + number)))
+        if number % 3 == 0:
+            on_both(lambda replica, number=number: replica.rebase(*state(number)))
+        on_both(lambda replica, number=number: commit(replica, number + 1, counted=number % 4 == 0))
+        if number % 5 == 0:
+            on_both(lambda replica: replica.release())
+    assert pair[0]._reference.with_work or mix is not None
+    on_both(lambda replica: replica.start(*state(30)))
+    on_both(lambda replica: replica.settle())
+    assert not pair[0]._reference.with_work
+    assert not any(replica.was_changed() for replica in pair)
+    pair[0].parameters.load(pair[0].parameters.read() + np.float32(0.01))
+    assert pair[0].was_changed()

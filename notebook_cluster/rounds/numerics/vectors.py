@@ -146,18 +146,14 @@ class TensorLayout:
             yield index, slice(position - start, stop - start)
             position = stop
 
-    def tensors(
-        self, vector: np.ndarray[Any, np.dtype[np.float32]]
-    ) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
+    def tensors(self, vector: Vector) -> dict[str, Vector]:
         """``vector`` (float32, ``size`` elements) as name -> view in the tensor's shape."""
         return {
             name: vector[start : start + _count(shape)].reshape(shape)
             for (name, shape, _), start in zip(self.schema, self.starts, strict=True)
         }
 
-    def vector(
-        self, tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]], where: str
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def vector(self, tensors: dict[str, Vector], where: str) -> Vector:
         """The inverse of :meth:`tensors`; ``where`` names the source in errors.
 
         Raises:

@@ -83,7 +83,7 @@ def costs_of(
 
     Args:
         overlap: training goes on while a round is open.
-        exact: the model holds float32, so that what it was loaded with need not be kept.
+        exact: the model holds float32: what it was loaded with when work was left in it need not be kept.
         disk: theta, momentum and error feedback are in files.
         later: the error feedback is computed when a round is applied, where the one before is (of torch models).
     """
@@ -99,12 +99,12 @@ def costs_of(
 
     kept_now = kept(most_kept(settings, fragments))
     state = whole + item_size(fragments.momentum_dtype) * fragments.size
-    held = (not exact) * whole + (0 if disk else state + lossy * whole)
+    held = (overlap and not exact) * whole + (0 if disk else state + lossy * whole)
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * (part // (4 * nodes) + min(part, _TEMPORARY))
     stepping = working + overlap * 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
-    late = overlap * (whole + 2 * part) + several * 2 * part + (not exact) * (1 + several) * whole
+    late = overlap * (whole + 2 * part) + several * 2 * part
     applied = boundary + mean + overlap * 2 * whole + late
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
     return Costs(
@@ -123,11 +123,11 @@ def processor_seconds(fragments: Fragments, nodes: int) -> float:
     small = Fragments(fragments.codec.name, _TRIED, over_senders=fragments.over_senders)
     wire, zeros = small.made_for(1), np.zeros(_TRIED, np.float32)
     values = np.random.default_rng(0).normal(size=_TRIED).astype(np.float32)
-    data = encoded(wire, values, zeros.__getitem__, None, np.float32(1))[0]
+    data = encoded(wire, values.__getitem__, zeros.__getitem__, None, np.float32(1))[0]
     decoded = (2 * nodes if fragments.all_gather else 3) + fragments.codec.lossy
 
     def encode() -> None:
-        encoded(wire, values, zeros.__getitem__, None, np.float32(1))
+        encoded(wire, values.__getitem__, zeros.__getitem__, None, np.float32(1))
 
     def step() -> None:
         stepped = outer_step(values, zeros, values, 0.6, 0.9, True)

@@ -29,6 +29,7 @@ from notebook_cluster.rounds.member.events_effects import Boundary
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import CHUNK
+from notebook_cluster.training.loop.reference import Reference
 from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 
@@ -67,7 +68,7 @@ class EncodingThread:
 
 def encoded(
     wire: WireFormat,
-    reference: Vector,
+    reference: Callable[[slice], Vector],
     local: Callable[[slice], Vector],
     feedback: Vector | None,
     beta: np.float32,
@@ -77,8 +78,8 @@ def encoded(
     """``a = reference - local + beta * feedback`` as bytes, what of it they do not say (of a lossy codec, and unless
     :func:`left_by` is to compute it later), and the norm of ``reference - local``: what is fed back grows with the
     rounds that a node has been in. A group of blocks at a time, while its elements are in the cache; as float32 it is
-    computed where it is sent from, in ``memory`` (of so many bytes). ``local`` gives the elements of a range, at most
-    CHUNK.
+    computed where it is sent from, in ``memory`` (of so many bytes). ``reference`` and ``local`` give the elements of a
+    range, at most CHUNK.
 
     Raises:
         NotFiniteError: a value is NaN or infinite.
@@ -94,7 +95,7 @@ def encoded(
             part = slice(start, min(start + CHUNK, end))
             work = values[part.start - first : part.stop - first]
             with np.errstate(all="ignore"):  # a diverged model is told when it is encoded
-                np.subtract(reference[part], local(part), out=work)
+                np.subtract(reference(part), local(part), out=work)
                 square = float(np.dot(work, work))
                 if feedback is not None:
                     work += np.multiply(feedback[part], beta, out=scratch[: work.size])
@@ -111,7 +112,7 @@ def encoded(
 def left_by(
     wire: WireFormat,
     data: Buffer,
-    reference: Vector,
+    reference: Callable[[slice], Vector],
     local: Callable[[slice], Vector],
     feedback: Vector | None,
     beta: np.float32,
@@ -126,7 +127,7 @@ def left_by(
         for start in range(first, end, CHUNK):
             part = slice(start, min(start + CHUNK, end))
             work, fed_back = scratch[:, : part.stop - part.start]
-            np.subtract(reference[part], local(part), out=work)
+            np.subtract(reference(part), local(part), out=work)
             if feedback is not None:
                 work += np.multiply(feedback[part], beta, out=fed_back)
             np.subtract(work, said[part.start - first : part.stop - first], out=out[part])
@@ -169,7 +170,7 @@ class DeviceEncoder:
         wire: WireFormat,
         fragments: Fragments,
         fragment: int,
-        reference: Vector,
+        reference: Reference,
         feedback: Any,
         beta: np.float32,
     ) -> Encoded | None:
@@ -177,7 +178,7 @@ class DeviceEncoder:
 
         Args:
             wire: how they are encoded.
-            reference: of the whole model.
+            reference: what the model was loaded with.
             feedback: ``left`` of this fragment's round before, or its vector on the host, or None.
         """
         return self._encoded(wire, lambda: self._work(fragments, fragment, reference), feedback, beta)
@@ -228,15 +229,17 @@ class DeviceEncoder:
             return None
         return device
 
-    def _work(self, fragments: Fragments, fragment: int, reference: Vector) -> "tuple[torch.Tensor, torch.Tensor]":
+    def _work(self, fragments: Fragments, fragment: int, reference: Reference) -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
 
         parameters = self._parameters
         parameters.keep_loaded(parameters.exact)
-        local, base = parameters.values(), parameters.on_device(reference)
+        local, kept = parameters.values(), reference.with_work.get(fragment)
+        base = parameters.held_on_device(reference.theta) if kept is None else parameters.on_device(kept)
         if fragments.count > 1:
             ranges = fragments.ranges(fragment)
-            local, base = (torch.cat([whole[part] for part in ranges]) for whole in (local, base))
+            local = torch.cat([local[part] for part in ranges])
+            base = base if kept is not None else torch.cat([base[part] for part in ranges])
         return torch.sub(base, local), local
 
     def _gradients(self, wire: WireFormat, steps: int) -> "torch.Tensor":

@@ -23,9 +23,9 @@ from msgspec import structs
 from notebook_cluster.codecs import Buffer, Memory, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.outer import CHUNK
-from notebook_cluster.rounds.numerics.vectors import bytes_of, copy, difference, empty, like, write_behind
+from notebook_cluster.rounds.numerics.vectors import bytes_of, difference, like, write_behind
 from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, kept_beside, left_by, on_host
+from notebook_cluster.training.loop.reference import Reference
 from notebook_cluster.training.models.parameters import Parameters
 
 
@@ -78,8 +78,8 @@ class Replica:
         self.state_hash, self.round = "", 0
         self.memory: Memory = bytes_of
         self._mix, self._beta = None if mix is None else np.float32(mix), np.float32(beta)
-        self._reference = self.theta
-        """What D is taken from: theta as the model holds it."""
+        self._reference = Reference(parameters, fragments)
+        """What D is taken from."""
         self._done = _Count()
         self._counted = [_Count()] * fragments.count
         """For each fragment, how much of ``_done`` is in a committed round."""
@@ -117,14 +117,7 @@ class Replica:
     def was_changed(self) -> bool:
         """Whether a parameter is not as the last round has left it, though no step waits for the next one."""
         waits = self._sent is not None or any(map(self._steps, self._all()))
-        if waits or not self.started:
-            return False
-        parts, layout = self.parameters.parts(), self.parameters.layout
-        for begin in range(0, layout.size - layout.buffers, CHUNK):
-            part = slice(begin, min(begin + CHUNK, layout.size - layout.buffers))
-            if not np.array_equal(parts(part), self._reference[part], equal_nan=True):
-                return True
-        return False
+        return self.started and not waits and self._reference.differs()
 
     def start(self, round: int, theta: Vector, momentum: Vector, state_hash: str) -> None:
         """The job is on at this state. Steps since the last round stay: as they are on the same state, re-based on a
@@ -155,7 +148,7 @@ class Replica:
         """The model is about to change while the round of its contribution is open."""
         self._settle_feedback(in_place=False)
         if self._sent is not None and self._sent.local is None:
-            self._sent.local = self._in_model(self._sent.fragment)
+            self._sent.local = self._reference.in_model(self._sent.fragment)
 
     def give_way(self) -> None:
         """What the model was based on is about to become what the round makes of it, in which the contribution is
@@ -171,7 +164,7 @@ class Replica:
         before = None if self._feedback[0] is None else on_host(self._feedback[0])
         left = before if in_place and before is not None else like(self.theta, wire.count)
         try:
-            left_by(wire, data, self._reference, self.parameters.parts(), before, self._beta, left)
+            left_by(wire, data, self._reference.parts(0), self.parameters.parts(), before, self._beta, left)
         except BaseException:
             if left is before:  # neither the one nor the other
                 self._feedback[0], sent.unsaid = None, None
@@ -185,7 +178,7 @@ class Replica:
         until = self._counted[self.fragment] if sent is None else sent.until
         if self._mix is not None or self._done.steps > until.steps:
             return None
-        held = self.theta, self._reference, self.momentum, self.parameters.loaded
+        held = self.theta, self._reference.theta, self.momentum, self.parameters.loaded
         return [here is getattr(state, name) for here in held].count(True)
 
     def _contribution(self, finishing: bool, stays: bool) -> Callable[[], Boundary]:
@@ -202,9 +195,9 @@ class Replica:
             if there is not None:
                 self._sent = _Sent(fragment, there.local, self._done, there.left)
                 return lambda: structs.replace(empty, encoded=there.data, norm=there.norm)
-        now = None if stays and self.fragments.count == 1 else self._in_model(fragment)
+        now = None if stays and self.fragments.count == 1 else self._reference.in_model(fragment)
         local = self.parameters.parts() if now is None else now.__getitem__
-        before = self.fragments.take(self._reference, fragment)
+        before = self._reference.parts(fragment)
         feedback = None if feedback is None else on_host(feedback)
         self._sent = sent = _Sent(fragment, now, self._done)
         later = now is None and wire.codec.lossy and self.parameters.read_anywhere
@@ -238,13 +231,13 @@ class Replica:
         stay."""
         self._settle_feedback(in_place=False)
         changed, sent = self.fragments.changed(self.round, round), self._sent
-        take, done = self.fragments.take, None
+        done = None
         if sent is not None:
-            at_boundary = self._in_model(sent.fragment) if sent.local is None else on_host(sent.local)
-            done = difference(take(self._reference, sent.fragment), at_boundary)
+            at_boundary = self._reference.in_model(sent.fragment) if sent.local is None else on_host(sent.local)
+            done = self._reference.without(sent.fragment, at_boundary)
         self._place(theta, {fragment: self._work(fragment) for fragment in changed})
         if sent is not None and done is not None:
-            sent.local = difference(take(self._reference, sent.fragment), done)
+            sent.local = self._reference.without(sent.fragment, done, out=done)
         self._hold(round, theta, momentum, state_hash)
 
     def release(self) -> None:
@@ -286,17 +279,6 @@ class Replica:
 
     # ---- the model ------------------------------------------------------------------------------------------
 
-    def _in_model(self, fragment: int) -> Vector:
-        """The elements of ``fragment`` in the model, as a new vector."""
-        if self.fragments.count == 1:
-            return self.parameters.read()
-        ranges, parts, position = self.fragments.ranges(fragment), self.parameters.parts(), 0
-        local = empty(sum(one.stop - one.start for one in ranges))
-        for one in ranges:
-            local[position : position + one.stop - one.start] = parts(one)
-            position += one.stop - one.start
-        return local
-
     def _all(self) -> range:
         return range(self.fragments.count)
 
@@ -308,43 +290,36 @@ class Replica:
 
     def _work(self, fragment: int) -> Vector:
         """Everything done in ``fragment`` since the reference, counted in an open contribution or not."""
-        return difference(self.fragments.take(self._reference, fragment), self._in_model(fragment))
+        local = self._reference.in_model(fragment)
+        return self._reference.without(fragment, local, out=local)
 
     def _left(self, fragment: int, sent: _Sent | None, theta: Vector) -> Vector | None:
         """The work that stays in ``fragment`` on top of its new parameters; None: none."""
         if sent is None or fragment != sent.fragment:
             return self._work(fragment) if self._steps(fragment) else None
         if self._mix is not None:
-            return (self.fragments.take(theta, fragment) - self._in_model(fragment)) * self._mix if self._mix else None
-        return difference(on_host(sent.local), self._in_model(fragment)) if self._steps(fragment) else None
+            return (
+                (self.fragments.take(theta, fragment) - self._reference.in_model(fragment)) * self._mix
+                if self._mix
+                else None
+            )
+        return difference(on_host(sent.local), self._reference.in_model(fragment)) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
         """The model becomes theta."""
         self.parameters.load(theta)
-        self._reference = theta if self.parameters.exact else self.parameters.read()
+        self._reference.loaded(theta, dict.fromkeys(self._all()))
 
     def _place(self, theta: Vector, work: dict[int, Vector | None]) -> None:
         """The fragments named in ``work`` become those of theta with their work still in them; the others stay."""
-        take, put = self.fragments.take, self.fragments.put
         for fragment, left in work.items():
-            elements = take(theta, fragment)
+            elements = self.fragments.take(theta, fragment)
             elements = elements if left is None else difference(elements, left)
             if self.fragments.count == 1:
                 self.parameters.load(elements)
             else:
                 self.parameters.put(self.fragments.ranges(fragment), elements)
-        if self.parameters.exact:
-            self._reference = theta
-            return
-        held = self.parameters.read()
-        if self.fragments.count == 1:
-            self._reference = held if work[0] is None else np.add(held, work[0], out=held)
-            return
-        reference = copy(self._reference)
-        for fragment, left in work.items():
-            elements = take(held, fragment)
-            put(reference, fragment, elements if left is None else elements + left)
-        self._reference = reference
+        self._reference.loaded(theta, work)
 
     def _reset(self, theta: Vector) -> None:
         self._load(theta)

@@ -5,7 +5,7 @@ the tree and evaluates it. Its gradients are another tree, which ``nn.value_and_
 round has counted yet is kept here, in float32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 from notebook_cluster.training.models import mlx_optimizer
 from notebook_cluster.training.models.frozen import PIECE, FrozenTensor
-from notebook_cluster.training.models.parameters import TensorParts, first_difference
+from notebook_cluster.training.models.parameters import TensorParts, first_difference, rounded_parts
 
 _HOW = "pass the second of what nn.value_and_grad(model, loss_function)(model, x, y) returns"
 
@@ -56,6 +56,9 @@ class MlxParameters:
     def parts(self) -> TensorParts:
         arrays = self._arrays()
         return TensorParts(self.layout, lambda index: _joined([arrays[index]]))
+
+    def as_held(self, vector: Vector) -> Callable[[slice], Vector]:
+        return vector.__getitem__ if self.exact else rounded_parts(self.layout, vector, _rounded)
 
     def load(self, vector: Vector) -> None:
         """Replace the arrays by the values of ``vector``, each in its own dtype."""
@@ -297,6 +300,20 @@ def _joined(arrays: list[Any]) -> Vector:
 
     flat = mx.concatenate([array.reshape(-1).astype(mx.float32) for array in arrays])
     return np.array(flat, dtype=np.float32)
+
+
+def _rounded(values: Vector, dtype: str) -> Vector:
+    """What an array of ``dtype`` holds of ``values``, as float32: the nearest, halves to even. By numpy, since mlx
+    computes on the streams of a thread."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    if dtype != "bfloat16":
+        return values
+    bits = values.view(np.uint32)
+    nearest = bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))
+    held: Vector = (nearest & np.uint32(0xFFFF0000)).view(np.float32)
+    return held
 
 
 def _pieces(array: Any) -> Iterator[Any]:

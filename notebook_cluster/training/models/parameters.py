@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout, shape_text
 from notebook_cluster.training.models.frozen import FrozenTensor
 
@@ -29,27 +30,31 @@ class Parameters(Protocol):
         """True when the model stores float32 (or wider): what is loaded is what is read back."""
 
     @property
-    def loaded(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    def loaded(self) -> Vector | None:
         """The vector that is kept because the model was loaded with it, if one is."""
 
     @property
     def read_anywhere(self) -> bool:
         """Whether other threads may use what :meth:`parts` gives."""
 
-    def read(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def read(self) -> Vector:
         """A new float32 vector of ``layout.size`` elements with the model's values now."""
 
-    def parts(self) -> Callable[[slice], np.ndarray[Any, np.dtype[np.float32]]]:
+    def parts(self) -> Callable[[slice], Vector]:
         """What gives a range of the elements of :meth:`read`, only to be read, until the model changes."""
 
-    def load(self, vector: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def as_held(self, vector: Vector) -> Callable[[slice], Vector]:
+        """What gives a range of the elements that :meth:`read` gives after :meth:`load` with ``vector``, only to be
+        read. On any thread."""
+
+    def load(self, vector: Vector) -> None:
         """Write ``vector`` into the model in place; dtypes and devices stay.
 
         Raises:
             ValueError: as :meth:`check`; nothing was written.
         """
 
-    def put(self, ranges: list[slice], elements: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    def put(self, ranges: list[slice], elements: Vector) -> None:
         """:meth:`load` of some elements, those of ``ranges`` of the vector in their order."""
 
     def snapshot(self) -> Any:
@@ -113,10 +118,10 @@ class WithGradients(Parameters, Protocol):
     def has_gradients(self) -> bool:
         """True when some trainable parameter has one."""
 
-    def read_gradients(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def read_gradients(self) -> Vector:
         """A new float32 vector: gradients (zeros where there is none) and, behind them, the buffers' values."""
 
-    def put_gradients(self, vector: np.ndarray[Any, np.dtype[np.float32]], there: list[bool]) -> None:
+    def put_gradients(self, vector: Vector, there: list[bool]) -> None:
         """What :meth:`read_gradients` and :meth:`gradients_there` gave becomes the gradients, and the buffers."""
 
     def gradients_there(self) -> list[bool]:
@@ -132,16 +137,12 @@ class WithGradients(Parameters, Protocol):
         ValueError: it takes sparse gradients only, or has no learning rate that ``scale_lr`` could multiply.
         """
 
-    def optimizer_step(
-        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int, there: list[bool]
-    ) -> None:
+    def optimizer_step(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> None:
         """A step of ``optimizer`` with ``factor`` times its learning rate. ``mean``: what :meth:`read_gradients` gave,
         averaged over nodes; its buffers become the model's. ``there``: as :meth:`gradients_there`, of any node;
         parameters of which nobody has a gradient are left alone, and what ``optimizer`` has gathered for them too."""
 
-    def step_aside(
-        self, optimizer: Any, mean: np.ndarray[Any, np.dtype[np.float32]], factor: int, there: list[bool]
-    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], Any]:
+    def step_aside(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> tuple[Vector, Any]:
         """Where :meth:`optimizer_step` would lead: the parameters (as :meth:`read`), and the optimizer's state for
         :meth:`put_state`. Model, gradients and ``optimizer`` are as before, also when the step fails."""
 
@@ -156,11 +157,11 @@ class WithGradients(Parameters, Protocol):
 class TensorParts:
     """:meth:`Parameters.parts`: of the tensors of ``layout``, of which ``tensor(i)`` gives the ``i``-th one flat."""
 
-    def __init__(self, layout: TensorLayout, tensor: Callable[[int], np.ndarray[Any, np.dtype[np.float32]]]) -> None:
+    def __init__(self, layout: TensorLayout, tensor: Callable[[int], Vector]) -> None:
         self._layout, self._tensor = layout, tensor
-        self._last: tuple[int, np.ndarray[Any, np.dtype[np.float32]]] | None = None
+        self._last: tuple[int, Vector] | None = None
 
-    def __call__(self, part: slice) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def __call__(self, part: slice) -> Vector:
         pieces = []
         for index, here in self._layout.within(part):
             if self._last is None or self._last[0] != index:
@@ -168,6 +169,21 @@ class TensorParts:
                 self._last = index, self._tensor(index)
             pieces.append(self._last[1][here])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def rounded_parts(
+    layout: TensorLayout, vector: Vector, rounded: Callable[[Vector, str], Vector]
+) -> Callable[[slice], Vector]:
+    """:meth:`Parameters.as_held`; ``rounded(values, dtype)`` is what a tensor of ``dtype`` holds of ``values``."""
+
+    def parts(part: slice) -> Vector:
+        pieces = []
+        for index, here in layout.within(part):
+            start = layout.starts[index]
+            pieces.append(rounded(vector[start + here.start : start + here.stop], layout.schema[index][2]))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    return parts
 
 
 def first_difference(now: list[SchemaRow], then: list[SchemaRow]) -> str | None:

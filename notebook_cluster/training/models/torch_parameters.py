@@ -4,14 +4,14 @@ Names are looked up anew at each call, so ``model.to(device)`` after constructio
 replaced by another shape, frozen or cast is found and named instead of being averaged wrongly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.codecs import Vector
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
 from notebook_cluster.training.models.frozen import FrozenTensor
-from notebook_cluster.training.models.parameters import TensorParts, first_difference
+from notebook_cluster.training.models.parameters import TensorParts, first_difference, rounded_parts
 from notebook_cluster.training.models.torch_frozen import frozen_tensors
 from notebook_cluster.training.models.torch_names import check_usable, check_whole, former_name, plain_names
 from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState, make_step
@@ -76,6 +76,9 @@ class TorchParameters(TorchState):
 
         return TensorParts(self.layout, tensor)
 
+    def as_held(self, vector: Vector) -> Callable[[slice], Vector]:
+        return vector.__getitem__ if self.exact else rounded_parts(self.layout, vector, _rounded)
+
     def device(self) -> "torch.device | None":
         """The device of all tensors; None where they are on several."""
         devices = {tensor.device for tensor in self._tensors()}
@@ -109,6 +112,16 @@ class TorchParameters(TorchState):
         if loaded is not None and loaded[0] is vector and loaded[1].device == device:
             return loaded[1]
         return _as_tensor(vector).to(device)
+
+    def held_on_device(self, vector: Vector) -> "torch.Tensor":
+        """:meth:`as_held` of the whole ``vector``, on the :meth:`device` of the model, only to be read."""
+        import torch
+
+        flat = self.on_device(vector)
+        if self.exact:
+            return flat
+        tensors = zip(self._tensors(), self.layout.starts, strict=True)
+        return torch.cat([flat[start : start + one.numel()].to(one.dtype).to(torch.float32) for one, start in tensors])
 
     def load(self, vector: Vector) -> None:
         """Copy ``vector`` into the tensors in place, under ``no_grad``, each in its own dtype and on its own device."""
@@ -270,16 +283,6 @@ class TorchParameters(TorchState):
             optimizer.state.clear()
         optimizer._opt_called = True  # else torch's schedulers warn where it never makes a step
 
-    def snapshot(self) -> "list[torch.Tensor]":
-        return [tensor.detach().clone() for tensor in self._tensors()]
-
-    def restore(self, snapshot: "list[torch.Tensor]") -> None:
-        import torch
-
-        with torch.no_grad():
-            for tensor, value in zip(self._tensors(), snapshot, strict=True):
-                tensor.copy_(value)
-
     def frozen(self) -> Iterator[FrozenTensor]:
         return frozen_tensors(self.model)
 
@@ -335,6 +338,16 @@ def _as_tensor(vector: Vector) -> "torch.Tensor":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(vector)
+
+
+def _rounded(values: Vector, dtype: str) -> Vector:
+    """What a tensor of ``dtype`` holds of ``values``, as float32."""
+    import torch
+
+    if not values.flags.writeable:  # torch would warn, and threads share what to do with warnings
+        values = values.copy()
+    held: Vector = torch.from_numpy(values).to(getattr(torch, dtype)).to(torch.float32).numpy()
+    return held
 
 
 def _rows(tensors: dict[str, "torch.Tensor"]) -> list[SchemaRow]:

@@ -25,8 +25,15 @@ class TorchState:
         self.restore(snapshot[0])
         self.put_other_buffers(snapshot[1])
 
+    def snapshot(self) -> "list[torch.Tensor]":
+        return [tensor.detach().clone() for tensor in self._tensors()]
+
     def restore(self, snapshot: "list[torch.Tensor]") -> None:
-        raise NotImplementedError
+        import torch
+
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors(), snapshot, strict=True):
+                tensor.copy_(value)
 
     def _tensors(self) -> "list[torch.Tensor]":
         raise NotImplementedError

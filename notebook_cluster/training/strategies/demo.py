@@ -206,7 +206,8 @@ class MomentumReplica(Replica):
             np.divide(gradient, np.float32(steps), out=gradient)
             norm = float(np.linalg.norm(gradient))
             values[:trained] = momentum = self._local.after(gradient, self._decay)
-            np.subtract(self._reference[trained:], values[trained:], out=values[trained:])
+            before = self._reference.parts(0)(slice(trained, values.size))
+            np.subtract(before, values[trained:], out=values[trained:])
         self._open = True
         try:
             encoded = wire.encode(self.fragments.pack(values))
