@@ -170,6 +170,27 @@ class HostedSync:
                 )
 
 
+class HostedCallback:
+    """What the callbacks of both libraries are made with."""
+
+    divide: str
+    """As :class:`HostedSync` says."""
+
+    def __init__(
+        self,
+        every: "int | Seconds",
+        *,
+        strategy: "type[LocalSteps] | None" = None,
+        check_data: bool = True,
+        **settings: Any,
+    ) -> None:
+        self._hosted = HostedSync(every, strategy, settings, check_data, self.divide)
+
+    @property
+    def sync(self) -> "LocalSteps | None":
+        return self._hosted.sync
+
+
 def hosted_strategy(
     strategy: "type[LocalSteps] | None", every: "int | Seconds", settings: dict[str, Any]
 ) -> "Callable[..., LocalSteps]":

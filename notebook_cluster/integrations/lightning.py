@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notebook_cluster.integrations.hosted import DIVIDED, HostedSync, fingerprint, own_optimizer
+from notebook_cluster.integrations.hosted import DIVIDED, HostedCallback, fingerprint, own_optimizer
 from notebook_cluster.node.namespace.shard import Shard
 from notebook_cluster.training.runtime import current_runtime
 
@@ -21,13 +21,12 @@ except ImportError as error:
     raise ImportError(f"nc.lightning needs lightning: pip install lightning ({error})") from error
 
 if TYPE_CHECKING:
-    from notebook_cluster.training import Seconds
-    from notebook_cluster.training.strategies.diloco import LocalSteps
+    pass
 
 __all__ = ["SyncCallback"]
 
 
-class LightningCallback(Callback):  # type: ignore[misc]
+class LightningCallback(HostedCallback, Callback):  # type: ignore[misc]
     """Train one model with the ``Trainer`` of every node: ``Trainer(..., callbacks=[SyncCallback(every=100)])``.
 
     ``fit()`` begins on all nodes with the model of rank 0, and ends with the global parameters on all of them.
@@ -51,26 +50,15 @@ class LightningCallback(Callback):  # type: ignore[misc]
         TypeError, ValueError: an argument is not usable; names it.
     """
 
-    def __init__(
-        self,
-        every: "int | Seconds",
-        *,
-        strategy: "type[LocalSteps] | None" = None,
-        check_data: bool = True,
-        **settings: Any,
-    ) -> None:
-        self._hosted = HostedSync(every, strategy, settings, check_data, "nc.shard(loader) to fit()")
-        self._saved: dict[str, Any] = {}
-        """Of the checkpoint that was loaded."""
-        self._seen = 0
-        """The Trainer's steps until now."""
-        self._samples, self._losses = 0.0, list[Any]()
-        """Of the batches since the last step."""
-        self._interrupts: Any = None
-
-    @property
-    def sync(self) -> "LocalSteps | None":
-        return self._hosted.sync
+    divide = "nc.shard(loader) to fit()"
+    _saved: dict[str, Any] | None = None
+    """Of the checkpoint that was loaded."""
+    _seen = 0
+    """The Trainer's steps until now."""
+    _samples: float
+    """Of the batches since the last step, and their losses."""
+    _losses: list[Any]
+    _interrupts: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
@@ -93,7 +81,7 @@ class LightningCallback(Callback):  # type: ignore[misc]
         momentum, self._seen = None, trainer.global_step
         self._samples, self._losses = 0.0, []
         if self._seen:
-            saved, self._saved = self._saved, {}
+            saved, self._saved = self._saved or {}, None
             given = {name: value.numpy() for name, value in saved.get("momentum", {}).items()}
             where = f"that of the checkpoint of step {self._seen}"
             momentum = self._hosted.momentum_for(pl_module, saved.get("saved_with"), given, where)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from notebook_cluster.integrations.hosted import DIVIDED, HostedSync, fingerprint, own_optimizer
+from notebook_cluster.integrations.hosted import DIVIDED, HostedCallback, fingerprint, own_optimizer
 from notebook_cluster.node.data.samplers import epoch_order
 from notebook_cluster.node.namespace import api
 from notebook_cluster.training.runtime import current_runtime
@@ -29,9 +29,7 @@ except ImportError as error:
     raise ImportError(f"nc.transformers needs transformers and accelerate: pip install both ({error})") from error
 
 if TYPE_CHECKING:
-    from notebook_cluster.training import Seconds
     from notebook_cluster.training.checkpointing.resuming import Momentum
-    from notebook_cluster.training.strategies.diloco import LocalSteps
 
 __all__ = ["SyncCallback", "shard"]
 
@@ -39,7 +37,7 @@ MOMENTUM_FILE = "outer_momentum.safetensors"
 """In each of the Trainer's checkpoints."""
 
 
-class TransformersCallback(TrainerCallback):  # type: ignore[misc]
+class TransformersCallback(HostedCallback, TrainerCallback):  # type: ignore[misc]
     """Train one model with the ``Trainer`` of every node: ``Trainer(..., callbacks=[SyncCallback(every=100)])``.
 
     ``train()`` begins on all nodes with the model of rank 0, and ends with the global parameters on all of them.
@@ -63,20 +61,7 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]
         TypeError, ValueError: an argument is not usable; names it.
     """
 
-    def __init__(
-        self,
-        every: "int | Seconds",
-        *,
-        strategy: "type[LocalSteps] | None" = None,
-        check_data: bool = True,
-        **settings: Any,
-    ) -> None:
-        divide = "train_dataset=nc.transformers.shard(dataset)"
-        self._hosted = HostedSync(every, strategy, settings, check_data, divide)
-
-    @property
-    def sync(self) -> "LocalSteps | None":
-        return self._hosted.sync
+    divide = "train_dataset=nc.transformers.shard(dataset)"
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Nodes of one machine work in one folder, and would write over each other's checkpoints."""
