@@ -55,6 +55,15 @@ def missing() -> str:
     return _try_hosts() and _try_hosts()  # what fails once on a busy machine may work
 
 
+def needed(timeout: float | None = None) -> list[Any]:
+    """The marks of tests that have hosts."""
+    import pytest
+
+    why = missing()
+    limits = [] if timeout is None else [pytest.mark.timeout(timeout)]
+    return [pytest.mark.namespaces, pytest.mark.skipif(bool(why), reason=why or "everything is there"), *limits]
+
+
 def _try_hosts() -> str:
     try:
         with Network("a", "b") as network:

@@ -9,11 +9,7 @@ from tests.conftest import wait_until
 from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, notebook_on
 from tests.namespaces import Network
 
-pytestmark = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "everything is there"),
-    pytest.mark.timeout(240),
-]
+pytestmark = namespaces.needed(240)
 
 NAMES = ["book", "local", "mini"]
 

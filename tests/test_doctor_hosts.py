@@ -13,10 +13,7 @@ from tests.command import COMMAND
 from tests.conftest import wait_until
 from tests.namespaces import Host, Network
 
-pytestmark = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are some"),
-]
+pytestmark = namespaces.needed()
 CODE = "tiger-lamp-42"
 PORT = 4500
 Findings = list[dict[str, Any]]

@@ -17,10 +17,7 @@ from notebook_cluster.protocol.peer import Diagnose
 from tests import namespaces
 from tests.namespaces import Host, Network
 
-needs_namespaces = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "there are some"),
-]
+needs_namespaces = namespaces.needed()
 
 
 def spaced(test: Any) -> Any:

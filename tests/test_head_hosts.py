@@ -18,11 +18,7 @@ from tests.hosts import CLUSTER, CODE, HostNotebook, desk_and_two_that_share, no
 from tests.namespaces import Host, Network
 from tests.notebook_kernel import Cell
 
-pytestmark = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "everything is there"),
-    pytest.mark.timeout(240),
-]
+pytestmark = namespaces.needed(240)
 
 PATIENCE = 7.0
 """Seconds between two rounds at most, when the owner's machine goes: 5 until nobody waits for its node any more."""

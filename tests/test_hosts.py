@@ -16,11 +16,7 @@ from tests.conftest import wait_until
 from tests.hosts import CLUSTER, HostNotebook, Share, notebook_on, numbers
 from tests.namespaces import Host, Network
 
-pytestmark = [
-    pytest.mark.namespaces,
-    pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "everything is there"),
-    pytest.mark.timeout(240),
-]
+pytestmark = namespaces.needed(240)
 
 CODE = "tiger-lamp-42"
 SOURCE_MARK = "marker-in-the-source-7c1d9a"
