@@ -4,12 +4,16 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from notebook_cluster.client import Cluster, ClusterError, list_clusters
+from notebook_cluster.journal.events import Event
+from notebook_cluster.journal.reading import reading
 from notebook_cluster.protocol.state import ClusterView, NodeView
 from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
 from notebook_cluster.widgets import render_text
@@ -175,3 +179,10 @@ def is_running(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:  # also one that ends between the two looks of psutil
         return False
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every event that is still in the journal, oldest first; raises as its :func:`reading`."""
+    with reading(path) as connection:
+        rows = connection.execute("SELECT body FROM events ORDER BY id").fetchall()
+    return [msgspec.json.decode(body, type=Event) for (body,) in rows]

@@ -15,10 +15,9 @@ import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError
 from notebook_cluster.journal.events import PeerAdded
-from notebook_cluster.journal.reading import read_events
 from notebook_cluster.protocol.state import ClusterView
 from notebook_cluster.protocol.views import Closing, Execute, GetSeries, GetState
-from tests.cluster import is_running, kill, stop_all, stopped
+from tests.cluster import is_running, kill, read_events, stop_all, stopped
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("work")

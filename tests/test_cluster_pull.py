@@ -10,9 +10,8 @@ import pytest
 
 from notebook_cluster.client import AsyncCluster, Cluster, ClusterError, Pulled, read_values
 from notebook_cluster.journal.events import CellSubmitted
-from notebook_cluster.journal.reading import read_events
 from notebook_cluster.protocol.transfers import ForgetValue, ValuePart
-from tests.cluster import Watcher
+from tests.cluster import Watcher, read_events
 from tests.conftest import wait_until
 from tests.shared_notebook import SharedNotebook, shared_notebook
 

@@ -256,8 +256,3 @@ def test_imports_are_read_from_cells_with_magics_and_from_broken_ones() -> None:
     ]
     assert versions.imported_modules(sources) == {"numpy", "sklearn", "pandas", "torch"}
     assert versions.distributions({"zmq", "yaml_that_is_not_there"}) == ["pyzmq"]
-
-
-def test_spans_are_written_for_people() -> None:
-    spans = (0.012, 6.24, 185, DAY - 60, 2.5 * DAY)
-    assert [f.span(s) for s in spans] == ["12 ms", "6.2 s", "3 min 05 s", "23 h 59 min", "2 d 12 h"]

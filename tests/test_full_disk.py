@@ -13,12 +13,12 @@ from notebook_cluster.coordinator.core import Core, Disk
 from notebook_cluster.journal import log
 from notebook_cluster.journal.events import DoorOpened
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.reading import read_events, read_rounds, recover
+from notebook_cluster.journal.reading import read_rounds, recover
 from notebook_cluster.journal.records import EndedRecord
 from notebook_cluster.journal.state import State
 from notebook_cluster.journal.writer import RETRY, Writer
 from notebook_cluster.protocol.views import CellChanged, RequestError
-from tests.cluster import Watcher, is_running, kernel_pid, kill, run, running_cluster
+from tests.cluster import Watcher, is_running, kernel_pid, kill, read_events, run, running_cluster
 from tests.conftest import wait_until
 from tests.full_disk import SmallDisk, small_disk
 from tests.in_loop import in_loop, until

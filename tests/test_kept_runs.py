@@ -19,11 +19,10 @@ from notebook_cluster.journal import store
 from notebook_cluster.journal.events import DoorOpened
 from notebook_cluster.journal.kept_runs import KeptRun, LastRun, kept_runs, let_old_runs_go, set_aside
 from notebook_cluster.journal.log import Journal
-from notebook_cluster.journal.reading import read_events
 from notebook_cluster.journal.store import JOURNAL_FILE, file_system, is_remote, journal_path, place_of
 from notebook_cluster.protocol.state import JobView, RunHistory, Series
 from notebook_cluster.widgets import compare_runs
-from tests.cluster import run, running_cluster
+from tests.cluster import read_events, run, running_cluster
 from tests.command import run_command
 from tests.conftest import shared_folders, wait_until
 from tests.fake_cluster import cluster_view

@@ -12,10 +12,9 @@ import pytest
 from notebook_cluster.client import Cluster, ClusterError, start
 from notebook_cluster.coordinator import startup
 from notebook_cluster.journal.events import CellSubmitted
-from notebook_cluster.journal.reading import read_events
 from notebook_cluster.journal.records import COMMIT, SEAL
 from notebook_cluster.journal.store import JOURNAL, checkpoint, open_to_write, reading, remove
-from tests.cluster import Watcher, kill, run, running_cluster
+from tests.cluster import Watcher, kill, read_events, run, running_cluster
 from tests.conftest import marked_processes, wait_until
 from tests.training_cells import SETUP, commits, job
 

@@ -15,7 +15,7 @@ from notebook_cluster.codecs import DamagedError, WireFormat, get_codec
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.weighted_mean import gathered, gathered_size, mean_of_gathered
+from notebook_cluster.rounds.numerics.weighted_mean import gathered, mean_of_gathered
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from tests.cluster_in_process import POINTS, Cluster, Node
@@ -60,7 +60,7 @@ def test_each_coordinate_is_averaged_over_those_who_sent_it_bit_for_bit(start: i
     low, high = wire.byte_range(start, stop)
     first, last = wire.element_range(start, stop)
     data = gathered([(part[low:high], float(w)) for part, w in zip(encoded, weights, strict=True)])
-    assert len(data) == gathered_size(3, high - low)
+    assert len(data) == 3 * (4 + high - low)
     mean = mean_of_gathered(wire, data, 3, start, stop)
     np.testing.assert_array_equal(mean, mean_over_senders([vector[first:last] for vector in decoded], weights))
     alone = (decoded[0] != 0) & (decoded[1] == 0) & (decoded[2] == 0)

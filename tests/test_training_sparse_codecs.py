@@ -20,7 +20,6 @@ from notebook_cluster.rounds.numerics.outer import bits_float
 from notebook_cluster.rounds.numerics.weighted_mean import (
     gathered,
     gathered_count,
-    gathered_size,
     is_finite,
     joined,
     mean_of,
@@ -57,7 +56,7 @@ def test_topk_is_averaged_over_all_bit_for_bit(start: int, stop: int) -> None:
     sent = [(wire.encode(v), weight) for v, weight in zip(vectors(3, SIZE + 7), (0.5, 0.3, 0.2), strict=True)]
     low, high = wire.byte_range(start, stop)
     data = joined(wire, [(piece[low:high], weight) for piece, weight in sent], start, stop)
-    assert len(data) == gathered_size(3, high - low)
+    assert len(data) == 3 * (4 + high - low)
     mean = mean_of_gathered(wire, data, 3, start, stop, over_all=True)
     np.testing.assert_array_equal(mean, by_hand(wire, sent)[slice(*wire.element_range(start, stop))])
 
@@ -68,7 +67,7 @@ def test_contributions_of_one_draw_are_added_up_by_the_owner_and_sent_on_as_one(
     sent = [(wire.encode(v), weight) for v, weight in zip(vectors(3, SIZE + 7), (0.5, 0.3, 0.2), strict=True)]
     low, high = wire.byte_range(start, stop)
     data = joined(wire, [(piece[low:high], weight) for piece, weight in sent], start, stop)
-    assert len(data) == gathered_size(1, high - low)
+    assert len(data) == 4 + high - low
     mean = mean_of_gathered(wire, data, 3, start, stop, over_all=True)
     expected = by_hand(wire, sent)[slice(*wire.element_range(start, stop))]
     assert ((mean != 0) == (expected != 0)).all()
@@ -82,7 +81,7 @@ def test_a_contribution_of_an_earlier_draw_is_sent_on_beside_the_others() -> Non
     parts = vectors(4, SIZE)
     sent = [(wire.drawn(draw).encode(v), 0.25) for draw, v in zip((7, 6, 7, 7), parts, strict=True)]
     data = joined(wire, sent, 0, wire.blocks)
-    assert len(data) == gathered_size(2, wire.size)
+    assert len(data) == 2 * (4 + wire.size)
     assert bytes(data[8 + wire.size :]) == bytes(sent[1][0])
     np.testing.assert_array_equal(np.frombuffer(data[:8], np.float32), [1, 0.25])
     mean = mean_of_gathered(wire, data, 4, 0, wire.blocks, over_all=True)

@@ -24,12 +24,13 @@ from notebook_cluster.coordinator.startup import StartProgress, lock
 from notebook_cluster.journal.curves import pack, read_series, unpack
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.kept_runs import import_old, last_run
-from notebook_cluster.journal.reading import has_crashed, read_events, read_rounds, recover
+from notebook_cluster.journal.reading import has_crashed, read_rounds, recover
 from notebook_cluster.journal.records import Record
 from notebook_cluster.journal.store import curves_path, journal_path
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.widgets import render_html, render_text
 from notebook_cluster.widgets.report import render_report
+from tests.cluster import read_events
 from tests.cluster_in_process import Cluster, Node
 
 LEFT = Path(__file__).parent / "written_before"

@@ -22,7 +22,7 @@ from notebook_cluster.client.curve_rows import (
 )
 from notebook_cluster.client.event_files import EVENT_FILE, EventFiles
 from notebook_cluster.protocol.state import Series
-from notebook_cluster.values.whole_files import whole_file
+from notebook_cluster.values.handed_out import whole_file
 
 COLUMNS = ("cluster", "started", "job", "run", "cell", "node", "metric", "step", "round", "time", "utc", "value")
 AXES = "step is that of the node (or of the global model) in this run of its job, round the rounds complete by then"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from notebook_cluster.protocol.clock import duration
 from notebook_cluster.protocol.peer import Diagnosis
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.protocol.views import Finding
@@ -210,7 +211,7 @@ def clocks(peers: Sequence[Examined]) -> list[Finding]:
             return []
         most = max(abs(offset) for _, offset in known)
         whose = listed([peer.name for peer, _ in known])
-        return [say("clock", "ok", f"{whose} and this machine: clocks agree within {span(most)}")]
+        return [say("clock", "ok", f"{whose} and this machine: clocks agree within {duration(most)}")]
     offsets = [offset for _, offset in wrong]
     if len(wrong) > 1 and len(wrong) == len(known) and max(offsets) - min(offsets) < _LOOK_ALIKE_S:
         own = next((peer.system for peer in peers if peer.here), "")
@@ -269,22 +270,8 @@ def frames(peers: Sequence[Examined]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def span(seconds: float) -> str:
-    """``40 ms``, ``6.2 s``, ``3 min 05 s``, ``23 h 59 min``, ``2 d 4 h``."""
-    seconds = abs(seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
 def _shift(seconds: float) -> str:
-    return f"{span(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
+    return f"{duration(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from notebook_cluster.discovery.addresses import NO
-from notebook_cluster.doctor.findings import Examined, Level, allow_tcp, listed, on, say, span
+from notebook_cluster.doctor.findings import Examined, Level, allow_tcp, listed, on, say
+from notebook_cluster.protocol.clock import duration
 from notebook_cluster.protocol.measuring import PairMeasured
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.protocol.views import Finding
@@ -185,7 +186,7 @@ def rounds(jobs: Sequence[JobView], slowest: tuple[str, float] | None) -> list[F
         size = 2 * (counted or 4.0 * job.parameters)
         text = (
             f"the slowest way ({who}) gives {_rate(rate)}: a round of {job.name!r} moves {size / 1e6:.3g} MB per node "
-            f"and takes about {span(size / rate)}"
+            f"and takes about {duration(size / rate)}"
         )
         findings.append(say("bandwidth", "info", text, "exchange less often (every=...), or use a smaller codec"))
     return findings
@@ -202,7 +203,7 @@ def slowest_way(peers: Sequence[Examined], measured: Sequence[tuple[str, PairMea
 def _time(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "?"
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else span(seconds)
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
 def _rate(bytes_per_s: float | None) -> str:

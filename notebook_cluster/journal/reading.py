@@ -184,13 +184,6 @@ def read_rounds(path: Path) -> list[Noted]:
         return [noted for _, noted in _rounds(connection, (), 0)]
 
 
-def read_events(path: Path) -> list[Event]:
-    """Every event that is still in the journal, oldest first; raises as :func:`read_rounds`."""
-    with reading(path) as connection:
-        rows = connection.execute("SELECT body FROM events ORDER BY id").fetchall()
-    return [_event_decoder.decode(body) for (body,) in rows]
-
-
 class PastEvents(NamedTuple):
     """What happened from ``begin`` on (Unix time; None: nothing), when ``state`` was that of the cluster. ``whole``:
     that is the start of the run. The records of the rounds are also those of before."""

@@ -1,15 +1,17 @@
 """Files that a teacher hands out: small ones, which travel inside their cell, so that who comes later gets them too.
-
-Nothing that is there is replaced: it may be what somebody has made of it.
+Nothing that is there is replaced: it may be what somebody has made of it. And files that people ask for (reports,
+curves): whole, or not there at all.
 """
 
 import base64
+import contextlib
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from notebook_cluster.protocol.names import names_in
-from notebook_cluster.values.whole_files import whole_file
 
 _HERE = '__import__("notebook_cluster.values.handed_out", fromlist=["put"])'
 
@@ -57,3 +59,31 @@ def _put_new(target: Path, data: bytes) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def whole_file(target: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """A binary file that appears as ``target`` at the end of the block, readable for all, or not at all.
+
+    Raises:
+        FileExistsError: ``target`` is there, made meanwhile or before, and ``overwrite`` is False.
+        OSError: it cannot be written.
+    """
+    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.chmod(partial, 0o644)
+        if overwrite:
+            os.replace(partial, target)
+        else:
+            try:
+                os.link(partial, target)  # unlike a rename it fails where somebody has made that file meanwhile
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                if target.exists():
+                    raise FileExistsError(str(target)) from None
+                os.replace(partial, target)
+    finally:
+        Path(partial).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from notebook_cluster.client.curve_rows import MeasuredRun
 from notebook_cluster.protocol.clock import dated
 from notebook_cluster.protocol.state import ClusterView, RunHistory, Series
-from notebook_cluster.values.whole_files import whole_file
+from notebook_cluster.values.handed_out import whole_file
 from notebook_cluster.widgets.curves import Curves
 from notebook_cluster.widgets.formatting import escaped, integer
 from notebook_cluster.widgets.model import panel_model

@@ -19,7 +19,6 @@ from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import WidgetView
 from notebook_cluster.security.sanitise import safe_name
 
-COMM_KINDS = frozenset(("comm_open", "comm_msg", "comm_close"))
 TARGET = "jupyter.widget"
 MOST_MESSAGE_BYTES = 10 * 1000 * 1000
 """Of one comm message of a node; more is not even decoded."""

@@ -1,4 +1,4 @@
-"""Data without a length: what can be opened, in one piece or as many files.
+"""Data without a length: what can be opened, in one piece or as many files; .tar files as WebDataset writes them.
 
 Everything here can be sent to a DataLoader's worker.
 """
@@ -8,13 +8,14 @@ import hashlib
 import inspect
 import os
 import sys
+import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Literal
 
-from notebook_cluster.node.data.tar_samples import is_tar, tar_samples
-
 Mode = Literal["stride", "file"]
+
+_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 class StreamSource:
@@ -86,9 +87,9 @@ def is_hugging_face(data: Any) -> bool:
 
 def _source(data: Any, mode: Mode | None) -> StreamSource | None:
     if isinstance(data, (list, tuple)) and data:
-        if all(is_tar(one) for one in data):
+        if all(_is_tar(one) for one in data):
             names = tuple(os.path.basename(os.fspath(one)) for one in data)
-            return StreamSource(_Chain(data, tar_samples), len(data), _Each(data, tar_samples), names=names)
+            return StreamSource(_Chain(data, _tar_samples), len(data), _Each(data, _tar_samples), names=names)
         if mode is None or any(isinstance(one, (str, bytes, os.PathLike)) for one in data):
             return None
         if all(_is_function(one) or hasattr(one, "__iter__") for one in data):
@@ -191,3 +192,38 @@ def _parts(item: Any) -> Iterator[bytes]:
         array = item.detach().cpu() if hasattr(item, "detach") else item
         array = array.numpy() if hasattr(array, "numpy") and "bfloat16" not in str(item.dtype) else array
         yield array.tobytes() if hasattr(array, "tobytes") else b""
+
+
+def _is_tar(one: Any) -> bool:
+    return isinstance(one, (str, os.PathLike)) and os.fspath(one).endswith(_TAR)
+
+
+def _tar_samples(path: Any) -> Iterator[dict[str, Any]]:
+    """Members that follow each other and have the same name up to the first dot of the last part are one sample:
+    ``0001.jpg`` and ``0001.cls`` become ``{"__key__": "0001", "jpg": bytes, "cls": bytes}``.
+
+    The file is read once, from its beginning to its end, and one sample at a time is in memory.
+
+    Raises:
+        OSError, tarfile.TarError: it cannot be read; the message names it.
+    """
+    sample: dict[str, Any] = {}
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                folder, _, name = member.name.rpartition("/")
+                stem, dot, kind = name.partition(".")
+                if not member.isfile() or not stem or not dot:
+                    continue
+                key = f"{folder}/{stem}" if folder else stem
+                if sample and (key != sample["__key__"] or kind in sample):
+                    yield sample
+                    sample = {}
+                content = archive.extractfile(member)
+                assert content is not None
+                sample["__key__"] = key
+                sample[kind] = content.read()
+    except tarfile.TarError as error:
+        raise type(error)(f"shard: {os.fspath(path)} cannot be read as a tar file: {error}") from None
+    if sample:
+        yield sample

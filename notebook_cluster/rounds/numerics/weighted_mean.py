@@ -22,11 +22,6 @@ from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.outer import weighted_sum
 
 
-def gathered_size(senders: int, size: int) -> int:
-    """Bytes of ``senders`` contributions of ``size`` bytes each."""
-    return senders * (4 + size)
-
-
 def gathered_count(wire: WireFormat, senders: int, size: int, total: int) -> int:
     """How many contributions of ``size`` bytes the owner of a slice sends on in ``total`` bytes, of so many
     ``senders``: all, or, where they are drawn, from one on. 0: it cannot have sent so many bytes."""
