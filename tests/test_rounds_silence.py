@@ -115,6 +115,35 @@ def test_a_joiner_waits_for_a_silent_node_that_alone_has_the_state():
     assert sent(cluster.status("a", 1, "h1"), runs.Registered, "b")[0].source == "a"
 
 
+def committed_by_a_alone():
+    """A cluster of two in which b was silent when a came to round 1, and a is silent now that b is back."""
+    cluster = Cluster("ab").train("ab")
+    cluster.arrive("ab")
+    quiet(cluster, 104.0, b=4.0)
+    cluster.prepare("a", attempt=2)
+    assert cluster.job.round == 1
+    quiet(cluster, 108.0, a=4.0, b=8.0)
+    _, effects = back(cluster, "b")
+    assert not sent(effects, p.Void)
+    return cluster
+
+
+def test_who_alone_holds_the_last_round_is_waited_for_by_those_that_hold_the_one_before():
+    cluster = committed_by_a_alone()
+    assert not sent(quiet(cluster, 130.0, a=26.0), p.Void)
+    sent(cluster.feed(rounds.Tick(131.0)), p.RoundQuery, "a")
+    assert sent(cluster.status("a", 1, "h1"), p.Behind, "b")[0].round == 1
+    assert cluster.job.round == 1
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["dead", "away for long"])
+def test_without_it_the_round_is_played_again_by_those_that_hold_the_one_before(gone):
+    cluster = committed_by_a_alone()
+    effects = cluster.lose("a") if gone else quiet(cluster, 145.0, a=41.0)
+    assert sent(effects, p.Void, "b") == [p.Void(job="model", round=1, state_hash="h0")]
+    assert (cluster.job.round, cluster.job.state_hash) == (0, "h0")
+
+
 def test_a_checkpoint_does_not_wait_for_the_part_of_a_silent_node_nor_for_a_silent_writer():
     cluster = Cluster().train()
     cluster.arrive()

@@ -128,7 +128,7 @@ def settle_holders(transition: Transition, job: JobState) -> None:
         and (p.asked_where or (on_chain[name] > best and (p.away or not nodes[name].up)))
     ]
     newest = max((on_chain[name] for name in known if job.participants[name].active), default=None)
-    if newest is not None and (newest == job.round - 1 or not away):
+    if newest is not None and not away:
         _void(transition, job, newest)
         return
     unsure = [
