@@ -1,5 +1,5 @@
-"""What a round costs the training loop, in time and memory, beside the same by hand on torch's gloo. One JSON line for
-each case.
+"""What a round costs the training loop, in time and memory, beside the same by hand on torch's gloo, or beside writing
+and reading its state once. One JSON line for each case.
 
 A real cluster of local nodes, each with the same model: a handful of tensors. By hand is DiLoCo as people write it with
 ``torch.distributed``: ``delta = start - parameters``, all_reduce, divide, Nesterov step, load back. Ours is
@@ -22,6 +22,10 @@ reading it takes the processor.
 ``io_thread_longest_ms`` is the longest that one task (a ready socket, a call, a timer) kept a node's I/O thread, in
 processor time, during the timed rounds: so long no other message of this node is read. ``load`` is the machine's load
 average as these begin.
+
+``--beside files`` is for models too large for both ways, with ``--state disk``: in turns with ours each node writes
+as much as its state has (theta, momentum, error feedback) to a file, until it is on the disk, and reads it again
+(``files_s``, ``ratio_to_files``). ``together_gb``: the most that all nodes held at once, their models included.
 
 ``--link tcp`` has each node on a host of its own, a network namespace, where nodes talk over TCP with CURVE, and gloo
 over the same cable without encryption; needs root, ``ip`` and ``nft``. Linux only.
@@ -54,7 +58,7 @@ PERIOD = 0.02
 """Seconds between two readings of memory."""
 PAUSE = 0.5
 """Seconds between two rounds while memory is read."""
-NEEDED = 12
+NEEDED = {"gloo": 12, "files": 5}
 """Times the model in float32 that a node may need in all, with both ways in one process: more is not begun."""
 
 _APART = {"float32": 1e-5, "int4": 2e-2, "e3m0": 2e-2, "sparse": float("inf")}
@@ -102,6 +106,10 @@ class Watch:
             for readings, rounds in zip(self._readings, spans, strict=True)
         ]
 
+    def together(self) -> int:
+        """The most that all processes held at once."""
+        return max(sum(size for _, size in at_once) for at_once in zip(*self._readings, strict=False))
+
     def between(self, spans: Sequence[Sequence[Sequence[float]]]) -> list[float]:
         """The mean of what each process held between two of its rounds."""
         return [
@@ -121,20 +129,24 @@ def multiple(sizes: Sequence[float], alone: Sequence[int], parameters: int) -> f
 
 
 def memory(case: Case, run: Run, pids: list[int], after: float) -> dict[str, float]:
-    """Rounds by hand, then ours, with pauses between them."""
+    """Rounds by hand, where these are what ours are beside, then ours, with pauses between them."""
 
     def model_alone() -> list[int]:
         run(rounds_nodes.GIVE_BACK)
         time.sleep(PAUSE)
         return [held(pid) for pid in pids]
 
-    alone = model_alone()
-    with Watch(pids) as watch:
-        spans = run(rounds_nodes.BY_HAND_MEMORY)
-    found = {"gloo_peak_multiple": multiple(watch.peak(spans), alone, case.parameters)}
+    found = {}
+    if case.beside == "gloo":
+        alone = model_alone()
+        with Watch(pids) as watch:
+            spans = run(rounds_nodes.BY_HAND_MEMORY)
+        found = {"gloo_peak_multiple": multiple(watch.peak(spans), alone, case.parameters)}
     alone = model_alone()
     with Watch(pids) as watch:
         spans = run(rounds_nodes.OUR_MEMORY)
+    if case.beside == "files":
+        found = {"together_gb": round(watch.together() / 1e9, 2)}
     time.sleep(after)
     return {
         "peak_multiple": multiple(watch.peak(spans), alone, case.parameters),
@@ -151,22 +163,22 @@ def times(case: Case, run: Run) -> dict[str, Any]:
         RuntimeError: nodes hold different states, or the two ways different parameters.
     """
     load = [round(value, 2) for value in os.getloadavg()]
-    found = run(rounds_nodes.TIMES)
+    found = run(rounds_nodes.TIMES if case.beside == "gloo" else rounds_nodes.FILE_TIMES)
     if len({node["hash"] for node in found}) > 1:
         raise RuntimeError(f"the nodes hold different states: {[node['hash'] for node in found]}")
-    apart = max(node["apart"] for node in found)
+    apart = max(node.get("apart", 0.0) for node in found)
     most = _APART.get(case.codec, _APART_OTHERS) + (_APART_BFLOAT16 if case.dtype == "bfloat16" else 0)
     if not apart <= most:
         raise RuntimeError(f"ours and the loop by hand differ by {apart:.2g} of the largest parameter, above {most:g}")
-    ours, gloo = (
+    ours, other = (
         statistics.median(max(seconds) for seconds in zip(*(node[way] for node in found), strict=True))
-        for way in ("ours", "gloo")
+        for way in ("ours", case.beside)
     )
     return {
         "ours_s": round(ours, 5),
-        "gloo_s": round(gloo, 5),
-        "ratio_to_gloo": round(ours / gloo, 3),
-        "apart": float(f"{apart:.2g}"),
+        f"{case.beside}_s": round(other, 5),
+        f"ratio_to_{case.beside}": round(ours / other, 3),
+        **({"apart": float(f"{apart:.2g}")} if case.beside == "gloo" else {}),
         "io_thread_longest_ms": round(1000 * max(node["task"] for node in found), 2),
         "load": load,
     }
@@ -196,6 +208,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                     arguments.state,
                     arguments.dtype,
                     arguments.momentum,
+                    arguments.beside,
                 )
                 check_memory(case)
                 with LINKS[arguments.link](nodes) as run:
@@ -220,11 +233,12 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 def check_memory(case: Case) -> None:
     """RuntimeError: the machine has too little free memory for ``case``."""
-    needed, free = case.nodes * case.parameters * 4 * NEEDED, psutil.virtual_memory().available
+    needed, free = case.nodes * case.parameters * 4 * NEEDED[case.beside], psutil.virtual_memory().available
     if needed > free:
         raise RuntimeError(
             f"{case.nodes} nodes with {case.parameters:.0e} parameters may need {needed / 1e9:.1f} GB and "
             f"{free / 1e9:.1f} GB are free: use fewer --nodes or --params"
+            + (", or --state disk --beside files" if case.beside == "gloo" else "")
         )
 
 
@@ -257,6 +271,7 @@ def main() -> None:
     parser.add_argument("--params", type=float, nargs="+", default=[1e7, 1e8], help="parameters of the model")
     parser.add_argument("--codec", nargs="+", choices=CODECS, default=["float32", "int8", "int4", "sparse"])
     parser.add_argument("--state", choices=["memory", "disk"], default="memory", help="where ours keeps its state")
+    parser.add_argument("--beside", choices=NEEDED, default="gloo", help="what our rounds are compared with")
     parser.add_argument("--momentum", choices=MOMENTUM_DTYPES, default="float32", help="how DiLoCo keeps it")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the model")
     parser.add_argument("--fragments", type=int, default=1, help="in which ours sends the model")
@@ -266,6 +281,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if min(arguments.nodes) < 2 or min(arguments.params) < 1000 or arguments.fragments < 1 or arguments.rounds < 2:
         parser.error("--nodes and --rounds are at least 2, --params at least 1000, --fragments at least 1")
+    if arguments.beside == "files" and arguments.state != "disk":
+        parser.error("--beside files is for --state disk: in memory a state is not written to files")
     if not arguments.after >= 0:
         parser.error("--after is at least 0")
     if reason := not_there_yet(arguments.codec, arguments.state):

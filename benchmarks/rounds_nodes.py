@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmarks.common import private_folders
 from benchmarks.uneven import run
+from notebook_cluster.codecs import get_codec
+from notebook_cluster.rounds.numerics.momentum import item_size
 
 EVERY = 4
 """Calls of ``sync.step`` in a round; as many as there are fragments, where these are more."""
@@ -28,10 +30,17 @@ class Case:
     state: str = "memory"
     dtype: str = "float32"
     momentum: str = "float32"
+    beside: str = "gloo"
 
     @property
     def every(self) -> int:
         return max(EVERY, self.fragments)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of theta, momentum and error feedback."""
+        lossy = self.codec == "sparse" or get_codec(self.codec).lossy
+        return self.parameters * (4 + 4 * lossy + (0 if self.codec == "sparse" else item_size(self.momentum)))
 
     @property
     def source(self) -> str:
@@ -50,6 +59,7 @@ class Case:
         return (
             f"PARAMETERS, ROUNDS, EVERY = {self.parameters}, {self.rounds}, {self.every}\n"
             f"FRAGMENTS, PAUSE, DTYPE = {self.fragments}, {pause}, {self.dtype!r}\n"
+            f"BESIDE, STATE_BYTES = {self.beside!r}, {self.state_bytes}\n"
             f"def make_sync(model, name='model'):\n    return {self.source}\n{SET_UP}"
         )
 
@@ -113,6 +123,24 @@ def watched(exchange):
         time.sleep(PAUSE)
     print(json.dumps(spans))
 
+def through_files():
+    "As much as the state is to the disk, and back."
+    place = f"probe-{nc.node()}"
+    block = memoryview(bytes(8 << 20))
+    try:
+        with open(place, "wb") as file:
+            for start in range(0, STATE_BYTES, len(block)):
+                file.write(block[: STATE_BYTES - start])
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with open(place, "rb", buffering=0) as file:
+            into = bytearray(len(block))
+            while file.readinto(into):
+                pass
+    finally:
+        os.unlink(place)
+
 class Tasks:
     "The longest processor time, in seconds, that one task took on this node's I/O thread."
     longest = 0.0
@@ -127,8 +155,9 @@ def guarded(thread, callback, run=IOThread._guarded):
 IOThread._guarded = guarded  # its loop runs all that it does through this: a ready socket, a call, a timer
 
 model = make_model(min(PARAMETERS, FRAGMENTS << 16))
-nc.torch_distributed("gloo")
-clocked(ByHand(model).round, model)
+if BESIDE == "gloo":
+    nc.torch_distributed("gloo")
+    clocked(ByHand(model).round, model)
 sync = make_sync(model, "warm-up")
 clocked(lambda: round_of(sync), model)
 sync.finish()
@@ -180,6 +209,24 @@ del by_hand, other, ways
 """
 """A first turn of each way warms up. ``apart``: the largest difference between the parameters of the two, as a share of
 the largest parameter."""
+
+
+FILE_TIMES = """
+sync, received = make_sync(model), []
+ways = {
+    "ours": lambda: clocked(lambda: received.append(round_of(sync)), model),
+    "files": lambda: clocked(through_files, []),
+}
+seconds = {name: [] for name in ways}
+for number in range(1 + ROUNDS):
+    for name in sorted(ways, reverse=bool(number % 2)):
+        began, ended = ways[name]()
+        seconds[name].append(ended - began)
+    if number == 0:
+        Tasks.longest = 0.0
+found = {name: values[1:] for name, values in seconds.items()}
+print(json.dumps(found | {"hash": received[-1].state_hash, "task": Tasks.longest}))
+"""
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import pytest
 
 import notebook_cluster as nc
 from benchmarks import links, rounds
+from benchmarks.rounds_nodes import Case
 from notebook_cluster.codecs import CHUNKED_NAMES, CODEC_NAMES
 from tests.engines.running import no_slurm
 
@@ -275,6 +276,21 @@ def test_rounds_has_no_figure_where_parameters_differ(hashes: tuple[str, str], a
         rounds.times(case, lambda source: nodes)
 
 
+def test_rounds_beside_files_says_what_the_nodes_hold_together(no_processes_left: str) -> None:
+    options = ["--beside", "files", "--state", "disk", "--dtype", "bfloat16", "--codec", "int4", "--after", "0"]
+    found = figures("rounds", "--params", "1e5", "--rounds", "2", *options)
+    assert (found["codec"], found["dtype"], found["nodes"]) == ("int4", "bfloat16", 2)
+    assert found["ratio_to_files"] == pytest.approx(found["ours_s"] / found["files_s"], rel=0.01)
+    assert 0.1 < found["together_gb"] < 4
+    assert not found.keys() & {"gloo_s", "apart", "gloo_peak_multiple"}
+
+
+def test_what_the_state_has_in_files() -> None:
+    cases = [("int4", "float32"), ("int4", "bfloat16"), ("float32", "float32"), ("sparse", "float32")]
+    found = [Case(codec, 2, 100, 2, momentum=momentum).state_bytes for codec, momentum in cases]
+    assert found == [1200, 1000, 800, 800]
+
+
 def test_rounds_refuses_a_state_that_the_package_does_not_have() -> None:
     there = "state" in inspect.signature(nc.DiLoCo).parameters
     assert rounds.not_there_yet(["float32", "sparse"], "memory") == ""
@@ -337,6 +353,7 @@ def test_patience_measures_gaps_between_rounds_and_names_who_is_left_out(no_proc
         ("patience", ["--nodes", "2"], "--nodes is at least 3"),
         ("rounds", ["--nodes", "1"], "--nodes and --rounds are at least 2"),
         ("rounds", ["--codec", "topk"], "invalid choice: 'topk'"),
+        ("rounds", ["--beside", "files"], "--beside files is for --state disk"),
     ],
 )
 def test_programs_with_links_say_what_is_wrong_with_an_option(program: str, options: list[str], words: str) -> None:

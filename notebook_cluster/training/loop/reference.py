@@ -1,7 +1,7 @@
 """What a node's work is taken from: theta as the model holds it. Main thread, or while it rests.
 
-A model of float32 holds theta itself. One of a smaller dtype holds theta rounded, which would be another vector as large
-as theta: it is computed part by part where it is read. Only what a fragment was loaded with while work was left in it is
+A model of float32 holds theta itself. One of a smaller dtype holds theta rounded, which would be another vector of its
+size: it is computed part by part where it is read. Only what a fragment was loaded with while work was left in it is
 kept, for it does not follow from theta: ``rounded(theta - work) + work``.
 """
 

@@ -55,7 +55,7 @@ class MlxParameters:
 
     def parts(self) -> TensorParts:
         arrays = self._arrays()
-        return TensorParts(self.layout, lambda index: _joined([arrays[index]]))
+        return TensorParts(self.layout, lambda index: _joined([arrays[index]]), lambda values: values)
 
     def as_held(self, vector: Vector) -> Callable[[slice], Vector]:
         return vector.__getitem__ if self.exact else rounded_parts(self.layout, vector, _rounded)

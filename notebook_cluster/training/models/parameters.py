@@ -155,11 +155,12 @@ class WithGradients(Parameters, Protocol):
 
 
 class TensorParts:
-    """:meth:`Parameters.parts`: of the tensors of ``layout``, of which ``tensor(i)`` gives the ``i``-th one flat."""
+    """:meth:`Parameters.parts`: of the tensors of ``layout``, of which ``tensor(i)`` gives the ``i``-th one flat, and
+    ``values`` a part of it as float32."""
 
-    def __init__(self, layout: TensorLayout, tensor: Callable[[int], Vector]) -> None:
-        self._layout, self._tensor = layout, tensor
-        self._last: tuple[int, Vector] | None = None
+    def __init__(self, layout: TensorLayout, tensor: Callable[[int], Any], values: Callable[[Any], Vector]) -> None:
+        self._layout, self._tensor, self._values = layout, tensor, values
+        self._last: tuple[int, Any] | None = None
 
     def __call__(self, part: slice) -> Vector:
         pieces = []
@@ -167,7 +168,7 @@ class TensorParts:
             if self._last is None or self._last[0] != index:
                 self._last = None  # its memory is free before the next one is read
                 self._last = index, self._tensor(index)
-            pieces.append(self._last[1][here])
+            pieces.append(self._values(self._last[1][here]))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 

@@ -69,12 +69,11 @@ class TorchParameters(TorchState):
         import torch
 
         tensors = self._tensors()
-
-        def tensor(index: int) -> Vector:
-            values: Vector = tensors[index].detach().reshape(-1).to("cpu", torch.float32).numpy()
-            return values
-
-        return TensorParts(self.layout, tensor)
+        return TensorParts(
+            self.layout,
+            lambda index: tensors[index].detach().reshape(-1).cpu(),
+            lambda flat: flat.to(torch.float32).numpy(),
+        )
 
     def as_held(self, vector: Vector) -> Callable[[slice], Vector]:
         return vector.__getitem__ if self.exact else rounded_parts(self.layout, vector, _rounded)
