@@ -58,7 +58,7 @@ PERIOD = 0.02
 """Seconds between two readings of memory."""
 PAUSE = 0.5
 """Seconds between two rounds while memory is read."""
-NEEDED = {"gloo": 12, "files": 5}
+NEEDED = {"gloo": 12, "files": 2.5}
 """Times the model in float32 that a node may need in all, with both ways in one process: more is not begun."""
 
 _APART = {"float32": 1e-5, "int4": 2e-2, "e3m0": 2e-2, "sparse": float("inf")}
