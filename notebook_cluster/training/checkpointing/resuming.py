@@ -17,7 +17,7 @@ from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, MOMENTUM_DTYPES, converted, kept_as, zeros
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
-from notebook_cluster.rounds.numerics.vectors import placed
+from notebook_cluster.rounds.numerics.vectors import forget, placed
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
 
@@ -124,6 +124,8 @@ def placed_start(start: Start, folder: Path | None) -> Start:
             f"state='disk': {size} cannot be set aside in {folder}: {error.strerror or error}; free some, or use "
             "state='memory'"
         ) from None
+    if folder is not None:
+        forget()  # a round would not use memory of the model's size again
     return replace(start, theta=theta, momentum=momentum)
 
 

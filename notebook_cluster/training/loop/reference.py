@@ -32,19 +32,17 @@ class Reference:
     def loaded(self, theta: Vector, work: dict[int, Vector | None]) -> None:
         """The fragments named in ``work`` were loaded: with theta, or with theta - work where some was left in them."""
         kept = {fragment: values for fragment, values in self.with_work.items() if fragment not in work}
-        if not self._parameters.exact:
-            for fragment, left in work.items():
-                if left is not None:
-                    kept[fragment] = self.in_model(fragment)
-                    kept[fragment] += left
+        for fragment, left in work.items():
+            if left is not None and not self._parameters.exact:
+                kept[fragment] = self.in_model(fragment)
+                kept[fragment] += left
         self.theta, self.with_work = theta, kept
 
     def parts(self, fragment: int) -> Callable[[slice], Vector]:
         """What gives a range of the elements of ``fragment``, only to be read, until the model is loaded again. On any
         thread."""
-        kept = self.with_work.get(fragment)
-        if kept is not None:
-            return kept.__getitem__
+        if fragment in self.with_work:
+            return self.with_work[fragment].__getitem__
         held = self._parameters.as_held(self.theta)
         return held if self._fragments.count == 1 else _gathered(held, self._fragments.ranges(fragment)).__getitem__
 
