@@ -6,6 +6,7 @@
 ``python -m benchmarks.stop --nodes 4``       Stop -> every node idle, the cell ended
 ``python -m benchmarks.panel --nodes 32``     what the panel of a large cluster costs
 ``python -m benchmarks.joiners --agents 64``   many hosts of one launch that come in at once while others train
+``python -m benchmarks.late_node``            a large state that joins over a slow cable while others train; as root
 ``python -m benchmarks.all_reduce``           ``nc.all_reduce`` and ``nc.barrier`` beside torch's gloo
 ``python -m benchmarks.rounds``               time and memory of a round beside the same by hand on torch's gloo
 ``python -m benchmarks.fuzz --frames 200000`` bad frames to every port of a peer

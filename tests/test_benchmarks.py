@@ -276,6 +276,7 @@ def test_rounds_has_no_figure_where_parameters_differ(hashes: tuple[str, str], a
         rounds.times(case, lambda source: nodes)
 
 
+@pytest.mark.proof
 def test_rounds_beside_files_says_what_the_nodes_hold_together(no_processes_left: str) -> None:
     options = ["--beside", "files", "--state", "disk", "--dtype", "bfloat16", "--codec", "int4", "--after", "0"]
     found = figures("rounds", "--params", "1e5", "--rounds", "2", *options)
@@ -308,6 +309,17 @@ def test_all_reduce_over_a_cable_compares_with_plain_tcp(no_processes_left: str)
     assert curve["ratio_to_plain"] == pytest.approx(plain["ms"] / curve["ms"], rel=0.02)
     # 1 MiB each way over 100 Mbit/s takes 84 ms: the cable is really as slow as that.
     assert min(curve["ms"], plain["ms"]) > 70
+
+
+@pytest.mark.proof
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(links.missing()), reason=links.missing() or "everything is there")
+def test_a_late_node_gets_the_state_once_while_rounds_go_on(no_processes_left: str) -> None:
+    (found,) = printed("late_node", "--params", "1e6", "--every", "2")
+    assert found["state_mb"] == 8
+    assert 8 < found["received_mb"] < 12
+    assert found["last_round"] > found["first_round"] > 3
+    assert found["round_s"] < found["seconds"]
 
 
 @pytest.mark.proof

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def test_a_start_is_placed_where_it_is_wanted_once(tmp_path: Path) -> None:
     back = placed_start(there, None)
     assert file_of(back.theta) is None
     np.testing.assert_array_equal(back.theta, start.theta)
+
+
+def test_the_memory_it_passed_through_is_given_back(tmp_path: Path) -> None:
+    start = Start(0, vectors.empty(1 << 20), vectors.empty(1 << 20), "hash")
+    freed = weakref.ref(start.theta.base)
+    start = placed_start(start, tmp_path)
+    assert freed() is None
+    assert file_of(start.theta) is not None
 
 
 def test_a_folder_in_memory_is_told(tmp_path: Path) -> None:
