@@ -83,7 +83,7 @@ def test_what_a_model_holds_of_a_vector_is_known_without_loading_it(dtype: objec
     adapter.load(vector)
     whole = adapter.read()
     assert not np.array_equal(whole, vector)
-    for start, stop in [(0, whole.size), (5, 30), (900, 960), (whole.size - 3, whole.size)]:
+    for start, stop in [(0, whole.size), (5, 30), (900, 960), (whole.size, whole.size)]:
         np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])
 
 

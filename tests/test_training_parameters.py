@@ -107,7 +107,7 @@ def test_what_a_model_holds_of_a_vector_is_known_without_loading_it() -> None:
     adapter.load(vector)
     whole = adapter.read()
     assert not np.array_equal(whole, vector)
-    for start, stop in [(0, whole.size), (5, 30), (290, 310), (whole.size - 3, whole.size), (250, 1100)]:
+    for start, stop in [(0, whole.size), (5, 30), (290, 310), (whole.size - 3, whole.size), (250, 1100), (7, 7)]:
         np.testing.assert_array_equal(parts(slice(start, stop)), whole[start:stop])
     np.testing.assert_array_equal(adapter.held_on_device(vector), whole)
 

@@ -182,7 +182,7 @@ def rounded_parts(
         for index, here in layout.within(part):
             start = layout.starts[index]
             pieces.append(rounded(vector[start + here.start : start + here.stop], layout.schema[index][2]))
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, vector[:0]])
 
     return parts
 
