@@ -50,7 +50,7 @@ from benchmarks import rounds_nodes
 from benchmarks.rounds_nodes import LINKS, Case, Run
 from notebook_cluster.codecs import CODEC_NAMES, SPARSE_NAMES
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import MOMENTUM_DTYPES
+from notebook_cluster.rounds.numerics.momentum import MOMENTUM_DTYPES, NOT_KEPT
 from notebook_cluster.training.loop.costs import costs_of
 
 CODECS = (*(name for name in CODEC_NAMES if name not in SPARSE_NAMES), "sparse")
@@ -187,7 +187,7 @@ def times(case: Case, run: Run) -> dict[str, Any]:
 def estimated(case: Case) -> float:
     """What ``%cluster estimate`` and ``sync.memory`` say that ``peak_multiple`` is."""
     sparse = case.codec == "sparse"
-    momentum = "float32" if sparse else case.momentum
+    momentum = NOT_KEPT if sparse else case.momentum
     fragments = Fragments(
         case.codec, case.parameters, count=case.fragments, over_senders=sparse, momentum_dtype=momentum
     )

@@ -53,7 +53,7 @@ def stepped(
     """A node that owns nothing, PREPARED for round 1 of two nodes, and its state before."""
     fragments = Fragments(codec, parameters, BUFFERS, count, over_senders=over_senders, momentum_dtype=momentum_dtype)
     wire, size, part = fragments.wire(1), fragments.size, fragments.wire(1).count
-    theta, momentum = noise(size, 1), converted(noise(size, 2), momentum_dtype)
+    theta, momentum = noise(size, 1), converted(noise(size, 2), momentum_dtype, size)
     register = Register(
         job="model", cell=1, strategy="DiLoCo", codec=codec, schema_hash="s", schema=[], parameters=parameters,
         every="100 steps", state_hash=state_hash(theta, momentum),

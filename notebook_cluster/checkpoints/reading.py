@@ -212,7 +212,7 @@ def load(folder: Path) -> Checkpoint:
         name.removeprefix(MOMENTUM_PREFIX): value for name, value in tensors.items() if name.startswith(MOMENTUM_PREFIX)
     }
     wrong = [name for name, value in tensors.items() if value.dtype != np.float32]
-    if wrong or parameters.keys() != momentum.keys():
+    if wrong or (momentum and parameters.keys() != momentum.keys()):
         raise CheckpointError(f"{folder / GLOBAL_FILE} was not written by notebook-cluster: delete {folder}")
     return Checkpoint(folder, manifest, parameters, momentum)
 

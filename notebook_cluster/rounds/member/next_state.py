@@ -15,6 +15,7 @@ from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.bits import bits_float
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, kept_as
 from notebook_cluster.rounds.numerics.outer import CHUNK, StateHash, outer_step
 from notebook_cluster.rounds.numerics.weighted_mean import mean_of_gathered
 
@@ -188,7 +189,7 @@ def step_slices(state: MemberState, exchange: Exchange) -> None:
     assert state.momentum is not None
     if exchange.theta is None or exchange.momentum is None:
         exchange.theta, exchange.momentum = vectors.like(state.theta), vectors.like(state.momentum)
-    same = exchange.momentum.dtype == np.float32
+    same = kept_as(exchange.momentum) == FLOAT32
     means = exchange.momentum if same else vectors.empty(fragments.size)
     wire = fragments.wire(exchange.seal.round)
     lr, mu = bits_float(outer.lr_bits), bits_float(outer.momentum_bits)

@@ -133,8 +133,9 @@ class Fragments:
         return state_hash(theta[:0] if self.advances else theta, momentum)
 
     def take(self, vector: Vector, fragment: int) -> Vector:
-        """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one."""
-        if self.count == 1:
+        """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one, or where it has no
+        elements (a momentum that is not kept)."""
+        if self.count == 1 or not vector.size:
             return vector
         ranges = self._ranges[fragment]
         taken = vectors.empty(sum(part.stop - part.start for part in ranges), vector.dtype)

@@ -70,7 +70,7 @@ def outer_step(
     out: Vector | None = None,
 ) -> tuple[Vector, Vector]:
     """One step of the outer optimiser; returns (theta, momentum): ``out`` or a new array, and one in the memory of
-    ``mean``, kept as ``momentum`` is (:mod:`.momentum`).
+    ``mean``, kept as ``momentum`` is (:mod:`.momentum`); where that is not kept, ``momentum`` itself.
 
     ``b <- mu * b + D``, then ``theta <- theta - lr * (D + mu * b)`` with Nesterov (DiLoCo, arXiv 2311.08105) or
     ``theta <- theta - lr * b`` without; lr 1 and mu 0, where b is D itself, is Local SGD (arXiv 1805.09767). The last
@@ -80,15 +80,15 @@ def outer_step(
     Args:
         theta, momentum, mean: vectors of one length, float32, and the momentum as it is kept; ``mean`` is the weighted
             mean of (theta - theta_m). The new momentum is written over it; theta is computed before that is rounded.
-        lr, mu: float32 numbers.
+        lr, mu: float32 numbers; where no momentum is kept mu is taken for 0.
     """
-    rate, decay = np.float32(lr), np.float32(mu)
+    rate, decay = np.float32(lr), np.float32(mu if momentum.size else 0)
     new_theta = vectors.empty(theta.size) if out is None else out
     trained = theta.size - buffers
     scratch = np.empty((2, min(CHUNK, trained)), np.float32)
     short = is_bfloat16(momentum)
     # of bfloat16 the first half of the mean: what is written there was read before
-    kept = mean.view(momentum.dtype)[: mean.size] if short else mean
+    kept = mean.view(momentum.dtype)[: mean.size] if short else mean if momentum.size else momentum
     np.subtract(theta[trained:], mean[trained:], out=new_theta[trained:])
     for start in range(0, trained, CHUNK):
         part = slice(start, min(start + CHUNK, trained))
@@ -110,7 +110,7 @@ def outer_step(
             np.multiply(velocity, rate, out=update)
         np.subtract(theta[part], update, out=new_theta[part])
         kept[part] = to_bfloat16(velocity) if short else velocity
-    kept[trained:] = momentum[trained:]
+    kept[trained:] = momentum[trained:]  # nothing, where none is kept
     return new_theta, kept
 
 

@@ -57,7 +57,7 @@ def like(vector: Vector, count: int | None = None, dtype: Any = None) -> Vector:
     is in one and the disk has room, else in memory, so that a round never fails for a full disk."""
     count, dtype = vector.size if count is None else count, vector.dtype if dtype is None else dtype
     file = file_of(vector)
-    if file is not None:
+    if file is not None and count:
         try:
             new: Vector = array_in(file.folder, count, dtype)
         except OSError as error:
@@ -73,7 +73,7 @@ def placed(vector: Vector, folder: Path | None) -> Vector:
     Raises:
         OSError: there is no room for it.
     """
-    if (file_of(vector) is None) == (folder is None):
+    if (file_of(vector) is None) == (folder is None) or not vector.size:
         return vector
     new = empty(vector.size, vector.dtype) if folder is None else array_in(folder, vector.size, vector.dtype)
     new[...] = vector

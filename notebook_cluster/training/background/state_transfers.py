@@ -17,6 +17,7 @@ from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.member.state import MemberState
+from notebook_cluster.rounds.numerics.momentum import NOT_KEPT, zeros
 from notebook_cluster.rounds.numerics.outer import state_hash
 from notebook_cluster.rounds.numerics.vectors import like
 from notebook_cluster.training.checkpointing.saving import MAX_PART_BYTES, Pieces, TransferError, frames_of
@@ -299,8 +300,9 @@ class Fetch:
             TransferError: the arrays do not have the announced hash.
         """
         theta = np.frombuffer(self._pieces["theta"].data, np.float32)
-        short = self._sizes["momentum"] < self._sizes["theta"]
-        momentum: Vector = np.frombuffer(self._pieces["momentum"].data, np.uint16 if short else np.float32)
+        size = self._sizes["momentum"]
+        kind = np.uint16 if 0 < size < self._sizes["theta"] else np.float32
+        momentum: Vector = np.frombuffer(self._pieces["momentum"].data, kind) if size else zeros(0, NOT_KEPT)
         of_mean = gradients and state_hash(theta[:0], momentum) == self.state_hash
         if not of_mean and state_hash(theta, momentum) != self.state_hash:
             raise TransferError(

@@ -15,7 +15,7 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import amount
 from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, MOMENTUM_DTYPES, converted, kept_as, zeros
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, MOMENTUM_DTYPES, NOT_KEPT, converted, kept_as, zeros
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
 from notebook_cluster.rounds.numerics.vectors import forget, placed
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
@@ -75,16 +75,16 @@ def start_of(
     where = f"checkpoint {found.path}"
     try:
         theta = parameters.layout.vector(checkpoint.parameters, where)
-        momentum = parameters.layout.vector(checkpoint.momentum, where)
+        momentum = parameters.layout.vector(checkpoint.momentum, where) if checkpoint.momentum else zeros(0, NOT_KEPT)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
     saved_as = _saved_as(fragments, theta, momentum, checkpoint.manifest.state_hash)
     if saved_as is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
-    momentum, wanted = converted(momentum, fragments.momentum_dtype), fragments.momentum_dtype
+    momentum, wanted = converted(momentum, fragments.momentum_dtype, theta.size), fragments.momentum_dtype
     hash = state_hash(theta[: saved_as.elements], momentum)
     line = []
-    if saved_as.momentum != wanted and momentum.any():
+    if saved_as.momentum not in (wanted, NOT_KEPT) and momentum.any():
         line.append(_converted(f"the outer momentum of {where}", saved_as.momentum, wanted))
     manifest = structs.replace(checkpoint.manifest, state_hash=hash)
     return Start(
@@ -104,10 +104,10 @@ def kept_otherwise(start: Start, momentum_dtype: str) -> Start:
     before = kept_as(start.momentum)
     if before == momentum_dtype:
         return start
-    momentum = converted(start.momentum, momentum_dtype)
+    momentum = converted(start.momentum, momentum_dtype, start.theta.size)
     line = _converted("the outer momentum that was held here", before, momentum_dtype)
-    hash = state_hash(start.theta, momentum)
-    return replace(start, momentum=momentum, state_hash=hash, warnings=(*start.warnings, line))
+    lines, hash = () if NOT_KEPT in (before, momentum_dtype) else (line,), state_hash(start.theta, momentum)
+    return replace(start, momentum=momentum, state_hash=hash, warnings=(*start.warnings, *lines))
 
 
 def placed_start(start: Start, folder: Path | None) -> Start:
@@ -130,7 +130,7 @@ def placed_start(start: Start, folder: Path | None) -> Start:
 
 
 def _converted(what: str, before: str, after: str) -> str:
-    how = "rounded to it" if after == BFLOAT16 else "exactly, where rounds now round nothing"
+    how = "rounded to it" if after != FLOAT32 else "exactly, where rounds now round nothing"
     return f"{what} was kept as {before} and goes on as {after}, {how}"
 
 
@@ -145,7 +145,7 @@ def start_with(parameters: Parameters, momentum: Momentum, momentum_dtype: str =
         given = parameters.layout.vector(dict(momentum), "the outer momentum in resume=")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    vector = converted(given, momentum_dtype)
+    vector = converted(given, momentum_dtype, theta.size)
     return Start(0, theta, vector, state_hash(theta, vector))
 
 
@@ -169,8 +169,8 @@ def _saved_as(fragments: Fragments, theta: Vector, momentum: Vector, hash: str) 
     """Which state of a checkpoint with this ``momentum``, float32, has this ``hash``: of gradients their mean, or both,
     in which mode it was saved. None: none."""
     for elements in (theta.size, 0) if fragments.gradients else (theta.size,):
-        for dtype in MOMENTUM_DTYPES:
-            kept = converted(momentum, dtype)
+        for dtype in MOMENTUM_DTYPES if momentum.size else (NOT_KEPT,):
+            kept = converted(momentum, dtype, theta.size)
             if state_hash(theta[:elements], kept) == hash:
                 return _SavedAs(elements, dtype)
         if former_state_hash(theta[:elements], momentum) == hash:

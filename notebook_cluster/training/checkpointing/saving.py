@@ -84,7 +84,7 @@ class TrainingSnapshot:
             round=self.round,
             state_hash=self.state_hash,
             parameters=self.layout.tensors(self.theta),
-            momentum=self.layout.tensors(converted(self.momentum, FLOAT32)),
+            momentum=self.layout.tensors(converted(self.momentum, FLOAT32, 0)) if self.momentum.size else {},
             parts=parts,
             settings=self.settings,
             about=self.beside.metadata() if self.beside is not None else {},

@@ -20,7 +20,7 @@ from notebook_cluster.memory.nameless import existing, is_in_memory
 from notebook_cluster.processors import PLACE, count_nodes, machine_memory
 from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, check_momentum_dtype, item_size
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, NOT_KEPT, check_momentum_dtype, item_size
 from notebook_cluster.rounds.numerics.outer import outer_step
 from notebook_cluster.training.loop.encoding import encoded
 from notebook_cluster.training.settings.arguments import DISK, MEMORY, check_codec, check_state
@@ -112,7 +112,7 @@ def costs_of(
         memory=held + kept_now + max(round_open, applied),
         rest=held + min(kept_now, kept(settings.kept_anyway)),
         traffic=sent + (sent * nodes if fragments.all_gather else sent),
-        checkpoint=2 * whole,
+        checkpoint=(2 if item_size(fragments.momentum_dtype) else 1) * whole,
         disk=disk * (2 * state + lossy * whole),
     )
 
@@ -156,7 +156,7 @@ def ways_out(
     smallest, which is sent as a whole."""
     for codec in ("float32", "int8", "int4"):
         yield f"codec={codec!r}", Fragments(codec, parameters, buffers, count, momentum_dtype=momentum_dtype)
-    yield "nc.SparseLoCo", Fragments("sparse", parameters, buffers, over_senders=True)
+    yield "nc.SparseLoCo", Fragments("sparse", parameters, buffers, over_senders=True, momentum_dtype=NOT_KEPT)
 
 
 def nodes_here() -> int:

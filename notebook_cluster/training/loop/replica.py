@@ -244,9 +244,8 @@ class Replica:
         """The contribution is not used, its work stays and goes into a later one."""
         self._sent = None
 
-    def hold_back(self) -> None:
-        """A Stop came before the round was sealed: the work is as it was before it was contributed."""
-        self._sent = None
+    hold_back = release
+    """A Stop came before the round was sealed."""
 
     def kept_work(self) -> Any:
         """What of the model is in no round, for :meth:`go_on`."""

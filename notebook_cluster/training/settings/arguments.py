@@ -11,7 +11,7 @@ from notebook_cluster.codecs.dct import MOST
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.runs import LEAST_PATIENCE, PATIENCE
 from notebook_cluster.rounds.numerics.bits import float_bits
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, check_momentum_dtype
+from notebook_cluster.rounds.numerics.momentum import BFLOAT16, FLOAT32, NOT_KEPT, check_momentum_dtype
 from notebook_cluster.rounds.numerics.outer import Descent
 from notebook_cluster.training.settings.schedule import Seconds
 
@@ -75,7 +75,7 @@ class Strategy:
     check_frozen: bool = True
     """Nodes whose frozen parameters differ are refused."""
     momentum_dtype: str = FLOAT32
-    """How the outer momentum is kept."""
+    """How the outer momentum is kept; where ``outer_momentum`` is 0 for good, not at all."""
     state: str = MEMORY
     """Where theta, momentum and error feedback are: in MEMORY or on DISK."""
 
@@ -89,7 +89,8 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
-        check_momentum_dtype(self.momentum_dtype)
+        if self.momentum_dtype != NOT_KEPT or momentum:
+            check_momentum_dtype(self.momentum_dtype)
         check_state(self.state)
         for what in ("freeze_a", "check_frozen"):
             if not isinstance(getattr(self, what), bool):
@@ -118,7 +119,7 @@ class Strategy:
         text = str(self.every) if isinstance(self.every, Seconds) else f"{self.every} steps"
         text += f", parameters every {self.exact_every - 1}" if self.exact_every else ""
         text += f", decay {self.beta:g}{self.descent}" if self.descent is not None else ""
-        text += f", momentum in {self.momentum_dtype}" if self.momentum_dtype != FLOAT32 else ""
+        text += f", momentum in {self.momentum_dtype}" if self.momentum_dtype == BFLOAT16 else ""
         return text + (", lr by nodes" if self.scale_lr else "")
 
     @property

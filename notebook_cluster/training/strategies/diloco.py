@@ -20,7 +20,7 @@ from typing import Any
 
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, converted
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, NOT_KEPT, converted
 from notebook_cluster.training.checkpointing.resuming import Momentum, Resume
 from notebook_cluster.training.loop.costs import Costs, check_disk, check_room, costs_of, nodes_here, ways_out
 from notebook_cluster.training.loop.encoding import encoder_of
@@ -77,7 +77,9 @@ class LocalSteps(RoundSync):
         shapes of the parameters; empty where the strategy has no outer momentum, and before it has begun."""
         replica = self._replica
         wanted = self._strategy.outer_momentum and replica.started
-        tensors = self._description.layout.tensors(converted(replica.momentum, FLOAT32)) if wanted else {}
+        tensors = (
+            self._description.layout.tensors(converted(replica.momentum, FLOAT32, replica.theta.size)) if wanted else {}
+        )
         return {name: tensor.copy() for name, tensor in tensors.items()}
 
     def report_loss(self, loss: float) -> None:
@@ -281,6 +283,7 @@ class LocalSGD(LocalSteps):
             name,
             outer_lr=1.0,
             outer_momentum=0.0,
+            momentum_dtype=NOT_KEPT,
             nesterov=False,
             codec=codec,
             quorum=quorum,

@@ -14,6 +14,7 @@ from typing import Any
 
 from notebook_cluster.codecs import codec_name
 from notebook_cluster.protocol.runs import PATIENCE
+from notebook_cluster.rounds.numerics.momentum import NOT_KEPT
 from notebook_cluster.training.checkpointing.resuming import Resume
 from notebook_cluster.training.settings.arguments import Strategy, check_kept
 from notebook_cluster.training.settings.schedule import Seconds
@@ -73,6 +74,7 @@ class SparseLoCo(OuterRate):
             name,
             outer_lr=outer_lr,
             outer_momentum=0.0,
+            momentum_dtype=NOT_KEPT,
             nesterov=False,
             codec=codec,
             quorum=quorum,
