@@ -26,7 +26,7 @@ from notebook_cluster.protocol.runs import Joined, Register, Registered, Registe
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.chunks import to_send
-from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import float_bits
@@ -554,6 +554,53 @@ def test_without_the_right_mean_the_whole_state_is_fetched(mean):
     effects = node.feed(*([frame("b", "mean", 0, mean, attempt=3)] if mean else []), m.Tick(1.0), m.Tick(4.0))
     assert of(effects, m.FetchState)[0].source == "b"
     assert node.state.round == 0
+
+
+def missed_round(number, source, digest="h"):
+    """BEHIND by this one round."""
+    from notebook_cluster.protocol.rounds import CatchUp
+
+    slices = [Slice(owner="b", start=0, stop=2)]
+    row = CatchUp(round=number, attempt=3, slices=slices, outer=OUTER, state_hash=digest)
+    return Behind(
+        job="model", round=number, state_hash=digest, source=source, source_incarnation=1, missed=[row], contribution=0
+    )  # fmt: skip
+
+
+def test_who_was_sent_the_state_as_a_whole_comes_on_with_the_means_since_from_the_same_node():
+    for source, comes_on in (("b", True), ("c", False)):
+        node = Node(kept_rounds=0).ready()  # not even one mean is kept for others
+        node.arrive()
+        effects = node.control(missed_round(1, "b"))
+        assert of(effects, m.FetchState)[0].source == "b"
+        node.feed(m.StateFetched(1, THETA, ZEROS, "h"))
+        effects = node.control(missed_round(2, source))
+        assert bool(of(effects, m.FetchState)) != comes_on
+        assert [want.node for want in chunks(effects, "want")] == ["b"] * comes_on
+
+
+def test_the_means_since_a_state_that_is_being_sent_are_kept_while_they_are_less_than_that():
+    node = prepared_node(kept_rounds=1)
+
+    def kept(size):
+        means = tuple(KeptMean(number, 1, (), size) for number in range(4, 10))
+        return [mean.round for mean in member._bounded(node.state, means)]
+
+    assert kept(100) == [9]
+    node.feed(m.Served("late", 5), m.Served("later", 7))
+    assert (kept(100), kept(1000), kept(1024)) == ([6, 7, 8, 9], [6, 7, 8, 9], [9])
+    node.feed(m.Served("late", -1))
+    assert kept(1024) == [8, 9]
+    node.feed(m.Served("later", -1))
+    assert kept(100) == [9]
+
+
+def test_who_is_in_a_round_needs_no_means_of_before():
+    node = Node().ready()
+    node.arrive()
+    node.feed(m.Served("b", 0), m.Served("late", 0))
+    node.control(seal())
+    assert node.state.serving == {"late": 0}
 
 
 def behind_by_two(first_hash):

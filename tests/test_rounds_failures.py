@@ -96,6 +96,24 @@ def test_a_lost_source_is_replaced_at_once():
     assert again in set("abc") - {source}
 
 
+def test_who_was_sent_the_state_by_a_node_comes_on_with_what_that_one_has():
+    cluster = Cluster("abcd")
+    cluster.lose("d")
+    cluster.train("abc")
+    cluster.lose("a", gone=False)
+    cluster.incarnations["d"] = 2
+    cluster.feed(rounds.MemberUp("d", 2, 3))
+    cluster.feed(rounds.NodeJoinedCell(1, "d"))
+    assert sent(cluster.say("d", register("hd")), runs.Registered, "d")[0].source == "c"
+    cluster.feed(rounds.MemberUp("a", 1, 0))
+    cluster.status("a", 0, "h0")
+    cluster.arrive("abc")
+    cluster.prepare("abc")
+    cluster.say("d", runs.Joined(job="model", round=0, state_hash="h0"))
+    (behind,) = sent(cluster.arrive("d"), p.Behind, "d")
+    assert (behind.source, [row.round for row in behind.missed]) == ("c", [1])  # by its rank it would be a
+
+
 def test_a_node_that_asked_often_for_another_source_than_a_lost_one_is_waited_for_still():
     cluster = Cluster()
     for name in "abc":

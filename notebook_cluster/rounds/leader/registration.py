@@ -154,7 +154,7 @@ def _answer_joiner(transition: Transition, job: JobState, name: str, participant
     source = _source(transition, job, name, participant)
     if source is not None:
         incarnation = job.participants[source].incarnation
-        change(job, name, fetching=source)
+        change(job, name, fetching=source, source=source)
         transition.send_to(
             name,
             Registered(
@@ -178,7 +178,7 @@ def _answer_late(transition: Transition, job: JobState, name: str, participant: 
     known = job.chain.get(arrived.round - 1) == arrived.base_hash
     missed = [row for row in job.recent if row.round >= arrived.round]
     few = known and not participant.asked and len(missed) == job.round - arrived.round + 1
-    change(job, name, fetching=source)
+    change(job, name, fetching=source, source=source)
     transition.send_to(
         name,
         Behind(
@@ -195,8 +195,10 @@ def _answer_late(transition: Transition, job: JobState, name: str, participant: 
 
 
 def _source(transition: Transition, job: JobState, name: str, participant: Participant) -> str | None:
-    """A holder: spread over them by rank, another one each time it asks."""
+    """A holder: the one before; else spread over them by rank, another one each time it asks."""
     others = [holder for holder in holders(transition, job) if holder != name]
+    if participant.source in others and not participant.asked:
+        return participant.source
     return others[(transition.state.nodes[name].rank + participant.asked) % len(others)] if others else None
 
 

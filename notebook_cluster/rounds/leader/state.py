@@ -70,6 +70,8 @@ class Participant(msgspec.Struct, frozen=True):
     held: Held | None = None
     fetching: str | None = None
     """The source it was sent to."""
+    source: str = ""
+    """The one before: it has what came since."""
     asked: int = 0
     """How often it asked for another source."""
     arrived: Arrived | None = None

@@ -109,6 +109,13 @@ class FetchFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Served(msgspec.Struct, frozen=True):
+    """``node`` is being sent the state after ``round`` as a whole; -1: it is gone."""
+
+    node: str
+    round: int
+
+
 class LeaveRounds(msgspec.Struct, frozen=True):
     """No more rounds in this cell; the state is kept and still served."""
 
@@ -120,7 +127,19 @@ class Tick(msgspec.Struct, frozen=True):
     """Monotonic seconds."""
 
 
-Event = BeginRun | Boundary | Advance | Stepped | FromLeader | Frame | StateFetched | FetchFailed | LeaveRounds | Tick
+Event = (
+    BeginRun
+    | Boundary
+    | Advance
+    | Stepped
+    | FromLeader
+    | Frame
+    | StateFetched
+    | FetchFailed
+    | Served
+    | LeaveRounds
+    | Tick
+)
 
 
 # ---- effects -------------------------------------------------------------------------------------------------

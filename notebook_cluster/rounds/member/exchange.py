@@ -53,7 +53,8 @@ def on_seal(state: MemberState, seal: Seal, effects: list[Effect]) -> None:
         return
     if state.phase == "fetching":  # a restarted coordinator went back to the state that is held here
         effects.append(CancelFetch())
-    state.seen_attempt = (seal.round, seal.attempt)
+    state.seen_attempt, state.served_by = (seal.round, seal.attempt), ("", 0)
+    state.serving = {node: round for node, round in state.serving.items() if node not in senders}
     state.phase, state.catching = "exchanging", ()
     state.exchange = exchange = Exchange(seal, senders, {}, {}, {}, progress=state.now)
     kept = {(mean.round, mean.attempt) for mean in state.kept}

@@ -36,7 +36,7 @@ def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None
     state.round, state.state_hash = event.register.round, event.register.state_hash
     state.holds, state.advanced = event.register.holds_state, True
     state.committed = state.committed if state.holds else ()
-    state.phase, state.joining, state.left = "registering", True, False
+    state.phase, state.joining, state.left, state.serving = "registering", True, False, {}
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
 
@@ -222,7 +222,8 @@ def _fetch_whole(state: MemberState, effects: list[Effect]) -> None:
 
 
 def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
-    """The means of the missed rounds follow on the state held here and are fewer bytes than theta and momentum."""
+    """The means of the missed rounds follow on the state held here, are fewer bytes than theta and momentum, and the
+    source has them: a few, or all since the state that it has sent."""
     fragments = state.fragments
     if not (missed and state.holds) or fragments is None or fragments.gradients or missed[0].round != state.round + 1:
         return False
@@ -230,8 +231,9 @@ def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     sizes = [fragments.wire(row.round).size for row in missed]
     needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
     settings = state.settings
-    kept = needed <= most_kept(settings, fragments) and len(missed) <= settings.kept_rounds  # there, too
-    return kept and needed < state_bytes(fragments)
+    few = needed <= most_kept(settings, fragments) and len(missed) <= settings.kept_rounds
+    since = state.fetch is not None and state.served_by == (state.fetch.source, state.fetch.incarnation)
+    return (few or since) and needed < state_bytes(fragments)
 
 
 def _next_missed(state: MemberState, effects: list[Effect]) -> None:
@@ -259,6 +261,8 @@ def _next_missed(state: MemberState, effects: list[Effect]) -> None:
 def on_fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -> None:
     if state.phase != "fetching":
         return
+    if state.exchange is None and state.fetch is not None:  # as a whole
+        state.served_by = (state.fetch.source, state.fetch.incarnation)
     state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
     state.state_hash, state.holds, state.kept, state.advanced = event.state_hash, True, (), True
     state.committed = ()

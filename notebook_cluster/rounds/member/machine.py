@@ -53,6 +53,7 @@ from notebook_cluster.rounds.member.events_effects import (
     Log,
     Pass,
     SendControl,
+    Served,
     StateFetched,
     Stepped,
     Tick,
@@ -72,7 +73,7 @@ from notebook_cluster.rounds.member.joining import (
     out_of_rounds,
 )
 from notebook_cluster.rounds.member.next_state import ChangedError, kept_mean, step_in_place
-from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept
+from notebook_cluster.rounds.member.state import KeptMean, MemberSettings, MemberState, most_kept, state_bytes
 from notebook_cluster.rounds.numerics import vectors
 
 
@@ -123,6 +124,9 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             on_fetched(state, event, effects)
         case FetchFailed():
             on_fetch_failed(state, effects)
+        case Served():
+            others = {node: round for node, round in state.serving.items() if node != event.node}
+            state.serving = others if event.round < 0 else {**others, event.node: event.round}
         case LeaveRounds():
             _leave(state)
             effects.append(SendControl(LeftRounds(job=state.job, reason=event.reason)))
@@ -249,12 +253,16 @@ def _leave(state: MemberState) -> None:
 
 
 def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, ...]:
-    """The newest rounds that fit. After the last one a late node fetches the state of a large model: it may be a long
-    time until its next round, and the memory is somebody's."""
-    settings, kept = state.settings, kept[-state.settings.kept_rounds :]
+    """The newest rounds that fit; all since the state that a node is being sent, while these are less than that. After
+    the last one a late node fetches the state of a large model: it may be a long time until its next round, and the
+    memory is somebody's."""
+    since = [mean for mean in kept if state.serving and mean.round > min(state.serving.values())]
+    if state.fragments is None or sum(mean.size for mean in since) >= state_bytes(state.fragments):
+        since = []
+    settings, kept = state.settings, kept[-max(state.settings.kept_rounds, len(since)) :]
     most = settings.kept_bytes if state.fragments is None else most_kept(settings, state.fragments)
     most = min(most, settings.kept_anyway) if state.left else most
-    while kept and sum(mean.size for mean in kept) > most:
+    while len(kept) > len(since) and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept
 

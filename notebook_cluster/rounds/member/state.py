@@ -152,6 +152,11 @@ class MemberState(msgspec.Struct):
     seen_attempt: tuple[int, int] = (0, 0)
     """Newest (round, attempt) ever taken up: a SEAL at or below it is a repetition."""
     kept: tuple[KeptMean, ...] = ()
+    serving: dict[str, int] = {}
+    """Node -> the round of the state that it gets from here as a whole, until it is in a round: it is behind by then,
+    and comes on with the means since. Replaced, never written to."""
+    served_by: tuple[str, int] = ("", 0)
+    """(node, incarnation) that does so for this one."""
     committed: tuple[CommittedRound, ...] = ()
     """The last rounds that were applied here, in a row, where every step is one."""
     held_frames: tuple[tuple[str, JobFrame, Buffer], ...] = ()

@@ -134,7 +134,9 @@ class StateTransfers:
                 self._runtime.send_mesh(self._fetch.source, again)
 
     def on_roster(self, incarnations: dict[str, int]) -> None:
-        """Membership changed: the source may be gone."""
+        """Membership changed: the source may be gone, or who was sent the state."""
+        for node in self._pushed.keys() - incarnations.keys():
+            self._apply_event(types.Served(node, -1))
         self._pushed = {node: last for node, last in self._pushed.items() if incarnations.get(node) == last.incarnation}
         fetching = self._fetching
         if fetching is not None and incarnations.get(fetching.source) != fetching.incarnation:
@@ -203,6 +205,7 @@ class StateTransfers:
         last = self._pushed.get(sender)
         times = last.times if last is not None and last.incarnation == header.incarnation else header.ticket
         self._pushed[sender] = _Pushed(header.incarnation, state.round, times + 1)
+        self._apply_event(types.Served(sender, state.round))
         self._say_sent(sender, self._pushed[sender])
 
 
