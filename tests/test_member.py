@@ -588,11 +588,20 @@ def test_the_means_since_a_state_that_is_being_sent_are_kept_while_they_are_less
 
     assert kept(100) == [9]
     node.feed(m.Served("late", 5), m.Served("later", 7))
-    assert (kept(100), kept(1000), kept(1024)) == ([6, 7, 8, 9], [6, 7, 8, 9], [9])
-    node.feed(m.Served("late", -1))
-    assert kept(1024) == [8, 9]
+    assert kept(100) == kept(1000) == [6, 7, 8, 9]
     node.feed(m.Served("later", -1))
+    assert kept(100) == [6, 7, 8, 9]
+    node.feed(m.Served("later", 7))
+    assert kept(1024) == [8, 9]
+    assert node.state.serving == {"later": 7}  # the other one is sent the state again
+    want = JobFrame(job="model", incarnation=1, kind="want", name="mean", round=9, attempt=1)
+    node.state.kept = (KeptMean(9, 1, (b"mean",), 4),)
+    node.feed(m.Frame("later", want, b""))
+    assert kept(1024) == [9]
+    node.feed(m.Served("later", 7))
+    node.state.left = True  # it may be a long time until the next round
     assert kept(100) == [9]
+    assert not node.state.serving
 
 
 def test_who_is_in_a_round_needs_no_means_of_before():

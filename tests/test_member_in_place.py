@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from notebook_cluster.codecs import get_codec
-from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Member, Prepared, Seal, Slice
+from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Member, Prepared, Seal, Slice, Void
 from notebook_cluster.protocol.runs import Joined, Register, Registered
 from notebook_cluster.rounds.member import events_effects as m
 from notebook_cluster.rounds.member import joining, next_state
@@ -139,15 +139,28 @@ def test_a_mean_that_changed_after_prepared_is_no_state_and_the_whole_one_is_fet
     assert not node.state.holds  # it serves nobody
     theta, momentum = after_round("a", "b")
     behind = Behind(
-        job="model", round=1, state_hash=prepared.state_hash, source="b", source_incarnation=1, counted=True,
-        contribution=1,
-    )  # fmt: skip
+        job="model", round=1, state_hash=prepared.state_hash, source="b", source_incarnation=1, contribution=1
+    )  # the coordinator does not know of what state this node speaks, nor what is in it
     (fetch,) = of(node.control(behind), m.FetchState)
     assert (fetch.source, fetch.round) == ("b", 1)
     effects = node.feed(m.StateFetched(1, theta, momentum, prepared.state_hash))
     assert messages(effects, Joined)
     assert of(effects, m.Apply)[0].counted
     assert node.state.holds
+
+
+def test_work_of_a_round_that_could_not_be_taken_and_is_void_is_in_a_later_one() -> None:
+    node = prepared_node(in_place_from=0)
+    (prepared,) = messages(node.effects, Prepared)
+    exchange = node.state.exchange
+    exchange.digests = (exchange.digests[0] ^ 1, *exchange.digests[1:])
+    node.feed(m.FromLeader(commit(prepared.state_hash), True))
+    node.control(Void(job="model", round=1, state_hash=BASE))
+    node.control(Behind(job="model", round=0, state_hash=BASE, source="b", source_incarnation=1, contribution=1))
+    effects = node.feed(m.StateFetched(0, THETA, ZEROS, BASE))
+    assert of(effects, m.Rebase)
+    (arrived,) = messages(effects, Arrived)
+    assert (arrived.round, arrived.samples > 0) == (1, True)
 
 
 def test_the_mean_of_a_late_round_does_not_repair_a_state_that_is_neither() -> None:

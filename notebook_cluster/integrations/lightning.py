@@ -9,7 +9,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notebook_cluster.integrations.hosted import DIVIDED, HostedCallback, fingerprint, own_optimizer
 from notebook_cluster.node.namespace.shard import Shard
@@ -19,9 +19,6 @@ try:
     from lightning.pytorch.callbacks import Callback
 except ImportError as error:
     raise ImportError(f"nc.lightning needs lightning: pip install lightning ({error})") from error
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["SyncCallback"]
 

@@ -174,6 +174,10 @@ class Void(Message, frozen=True):
     state_hash: str
 
 
+MOST_MISSED = 64
+"""Rounds whose means a node takes that was sent the state as a whole before."""
+
+
 class CatchUp(Message, frozen=True):
     """A committed round: with its mean slices (mesh frames of this round and attempt) and ``outer`` a node that holds
     the state before it comes to ``state_hash``."""

@@ -9,6 +9,7 @@ from msgspec import structs
 from notebook_cluster.journal.kept_rounds import KEPT_HASHES
 from notebook_cluster.journal.records import CommitRecord, EndedRecord, SealRecord
 from notebook_cluster.protocol.rounds import (
+    MOST_MISSED,
     CatchUp,
     Commit,
     CompleteAttempt,
@@ -239,7 +240,7 @@ def _left_out(
     return out
 
 
-KEPT_ROUNDS, KEPT_LONGER = 4, 64
+KEPT_ROUNDS, KEPT_LONGER = 4, MOST_MISSED
 """As many as members keep the means of; and those of a node that is sent the state, where a round is not one step."""
 
 

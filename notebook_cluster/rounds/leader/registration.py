@@ -199,6 +199,7 @@ def _source(transition: Transition, job: JobState, name: str, participant: Parti
     others = [holder for holder in holders(transition, job) if holder != name]
     if participant.source in others and not participant.asked:
         return participant.source
+    others = [holder for holder in others if holder != participant.source] or others
     return others[(transition.state.nodes[name].rank + participant.asked) % len(others)] if others else None
 
 

@@ -7,7 +7,7 @@ steps as the others did; the hash after each of them shows that it came to the s
 from copy import copy
 
 from notebook_cluster.codecs import DamagedError
-from notebook_cluster.protocol.rounds import Arrived, Behind, CatchUp, Member, Seal
+from notebook_cluster.protocol.rounds import MOST_MISSED, Arrived, Behind, CatchUp, Member, Seal
 from notebook_cluster.protocol.runs import Joined, Registered
 from notebook_cluster.rounds.member.events_effects import (
     Apply,
@@ -36,7 +36,8 @@ def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None
     state.round, state.state_hash = event.register.round, event.register.state_hash
     state.holds, state.advanced = event.register.holds_state, True
     state.committed = state.committed if state.holds else ()
-    state.phase, state.joining, state.left, state.serving = "registering", True, False, {}
+    state.phase, state.joining, state.left = "registering", True, False
+    state.serving, state.served_by, state.counted = {}, ("", 0), 0
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
 
@@ -163,7 +164,9 @@ def on_behind(state: MemberState, message: Behind, effects: list[Effect]) -> Non
         effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
         return
     fetch = FetchState(message.source, message.source_incarnation, message.round, message.state_hash)
-    counted = message.counted or (state.phase == "fetching" and state.fetch_counted)
+    before = state.phase == "fetching" and state.fetch_counted
+    # of a node whose state was damaged as it took a COMMIT the coordinator does not see what that counted
+    counted = message.counted or before or 0 < state.counted == state.serial
     _fetch(state, fetch, counted, effects, tuple(message.missed))
 
 
@@ -209,7 +212,9 @@ def catch_up(state: MemberState, effects: list[Effect]) -> None:
 def on_tick_catching_up(state: MemberState, effects: list[Effect]) -> None:
     """Ask again; a source that does not have the means (any more) is asked for the whole state."""
     exchange = state.exchange
-    if exchange is None or state.now - exchange.progress >= state.settings.stalled_after:
+    # who has just sent the state has the means, and is silent only while it computes
+    patience = state.settings.stalled_after * (10 if _is_served(state) else 1)
+    if exchange is None or state.now - exchange.progress >= patience:
         _fetch_whole(state, effects)
     elif state.now - max(exchange.progress, exchange.wanted) >= state.settings.want_after:
         state.exchange = copy(exchange)
@@ -232,8 +237,12 @@ def _is_shorter(state: MemberState, missed: tuple[CatchUp, ...]) -> bool:
     needed = sum(size * times for size, times, row in zip(sizes, copies, missed, strict=True) if row.slices)
     settings = state.settings
     few = needed <= most_kept(settings, fragments) and len(missed) <= settings.kept_rounds
-    since = state.fetch is not None and state.served_by == (state.fetch.source, state.fetch.incarnation)
-    return (few or since) and needed < state_bytes(fragments)
+    return (few or (_is_served(state) and len(missed) <= MOST_MISSED)) and needed < state_bytes(fragments)
+
+
+def _is_served(state: MemberState) -> bool:
+    """The source is the node that has sent this one the state as a whole, and kept the means since."""
+    return state.fetch is not None and state.served_by == (state.fetch.source, state.fetch.incarnation)
 
 
 def _next_missed(state: MemberState, effects: list[Effect]) -> None:

@@ -15,6 +15,7 @@ from copy import copy
 
 from notebook_cluster.codecs import Memory
 from notebook_cluster.protocol.rounds import (
+    MOST_MISSED,
     Behind,
     Commit,
     CommitQuery,
@@ -238,6 +239,8 @@ def _take(state: MemberState, alone: bool, effects: list[Effect]) -> bool:
         step_in_place(state, exchange)
     except Exception as error:  # whatever it is, the others have the round and wait for the next one
         state.exchange, state.phase = None, "arrived"
+        if exchange.senders[state.node][1] > 0:
+            state.counted = state.serial
         if begun:
             state.holds, state.state_hash = False, ""
         what = "what it had in memory has changed" if isinstance(error, ChangedError) else type(error).__name__
@@ -256,15 +259,26 @@ def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, 
     """The newest rounds that fit; all since the state that a node is being sent, while these are less than that. After
     the last one a late node fetches the state of a large model: it may be a long time until its next round, and the
     memory is somebody's."""
-    since = [mean for mean in kept if state.serving and mean.round > min(state.serving.values())]
-    if state.fragments is None or sum(mean.size for mean in since) >= state_bytes(state.fragments):
-        since = []
-    settings, kept = state.settings, kept[-max(state.settings.kept_rounds, len(since)) :]
+    since = _since_served(state, kept)
+    settings, kept = state.settings, kept[-max(state.settings.kept_rounds, since) :]
     most = settings.kept_bytes if state.fragments is None else most_kept(settings, state.fragments)
     most = min(most, settings.kept_anyway) if state.left else most
-    while len(kept) > len(since) and sum(mean.size for mean in kept) > most:
+    while len(kept) > since and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept
+
+
+def _since_served(state: MemberState, kept: tuple[KeptMean, ...]) -> int:
+    """How many of the means a node needs that is being sent the state. Who would need more bytes than that has is
+    forgotten: it is sent the state again."""
+    if state.fragments is None or state.left or (state.register is not None and state.register.every_step):
+        state.serving = {}
+        return 0
+    needed = {node: [mean.size for mean in kept if mean.round > round] for node, round in state.serving.items()}
+    most = state_bytes(state.fragments)
+    served = {node: sizes for node, sizes in needed.items() if sum(sizes) < most and len(sizes) <= MOST_MISSED}
+    state.serving = {node: round for node, round in state.serving.items() if node in served}
+    return max(map(len, served.values()), default=0)
 
 
 def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> None:
@@ -288,6 +302,7 @@ def _void(state: MemberState, message: Void, effects: list[Effect]) -> None:
     """Nobody reachable holds the rounds from ``message.round`` on: play them again with the work that is still here."""
     state.kept = tuple(mean for mean in state.kept if mean.round < message.round)
     state.committed = tuple(row for row in state.committed if row.commit.round < message.round)
+    state.counted = 0
     if state.joining:
         return
     if state.phase == "fetching":

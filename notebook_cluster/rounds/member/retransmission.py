@@ -124,6 +124,8 @@ def on_want(state: MemberState, frame: Frame, effects: list[Effect]) -> None:
     if header.offset < 0 or header.ticket < 0 or (data is None and not _will_make(state, header)):
         state.dropped += 1
         return
+    if header.name == "mean" and header.round - 1 > state.serving.get(frame.sender, header.round):
+        state.serving = {**state.serving, frame.sender: header.round - 1}  # it has those of before
     key = (header.round, header.attempt)
     handed = state.handed.get((*key, frame.sender, header.name, header.slice), 0)
     if data is not None and handed <= header.ticket:

@@ -146,6 +146,8 @@ class MemberState(msgspec.Struct):
     """Rounds whose means are fetched instead."""
     fetch_counted: bool = False
     """The state being fetched contains this node's contribution."""
+    counted: int = 0
+    """The contribution that was in a COMMIT whose state this node could not take."""
     fetch_from: int = 0
     """The round of the state that was held when fetching began."""
     exchange: Exchange | None = None

@@ -133,10 +133,12 @@ class Fragments:
         return state_hash(theta[:0] if self.advances else theta, momentum)
 
     def take(self, vector: Vector, fragment: int) -> Vector:
-        """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one, or where it has no
-        elements (a momentum that is not kept)."""
-        if self.count == 1 or not vector.size:
+        """The elements of ``fragment``: a new vector, or ``vector`` itself where there is only one. Of a momentum that
+        is not kept there are none."""
+        if self.count == 1:
             return vector
+        if not vector.size:
+            return vector.copy()
         ranges = self._ranges[fragment]
         taken = vectors.empty(sum(part.stop - part.start for part in ranges), vector.dtype)
         return np.concatenate([vector[part] for part in ranges], out=taken)

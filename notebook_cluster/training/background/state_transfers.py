@@ -135,8 +135,9 @@ class StateTransfers:
 
     def on_roster(self, incarnations: dict[str, int]) -> None:
         """Membership changed: the source may be gone, or who was sent the state."""
-        for node in self._pushed.keys() - incarnations.keys():
-            self._apply_event(types.Served(node, -1))
+        for node, last in self._pushed.items():
+            if incarnations.get(node) != last.incarnation:
+                self._apply_event(types.Served(node, -1))
         self._pushed = {node: last for node, last in self._pushed.items() if incarnations.get(node) == last.incarnation}
         fetching = self._fetching
         if fetching is not None and incarnations.get(fetching.source) != fetching.incarnation:
