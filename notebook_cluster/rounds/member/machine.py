@@ -263,7 +263,7 @@ def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, 
     settings, kept = state.settings, kept[-max(state.settings.kept_rounds, since) :]
     most = settings.kept_bytes if state.fragments is None else most_kept(settings, state.fragments)
     most = min(most, settings.kept_anyway) if state.left else most
-    while len(kept) > since and sum(mean.size for mean in kept) > most:
+    while len(kept) > (0 if state.left else since) and sum(mean.size for mean in kept) > most:
         kept = kept[1:]
     return kept
 
@@ -271,7 +271,7 @@ def _bounded(state: MemberState, kept: tuple[KeptMean, ...]) -> tuple[KeptMean, 
 def _since_served(state: MemberState, kept: tuple[KeptMean, ...]) -> int:
     """How many of the means a node needs that is being sent the state. Who would need more bytes than that has is
     forgotten: it is sent the state again."""
-    if state.fragments is None or state.left or (state.register is not None and state.register.every_step):
+    if state.fragments is None or (state.register is not None and state.register.every_step):
         state.serving = {}
         return 0
     needed = {node: [mean.size for mean in kept if mean.round > round] for node, round in state.serving.items()}
