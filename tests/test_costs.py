@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_what_fits(monkeypatch: py
     assert "1,000,000,000 parameters take up to 18 GB" in text
     assert "This machine has 64 GB for its node, of which 14 GB are free: use " in text
     assert text.count("(") > 1
-    assert text.endswith("use codec='int4' (13.8 GB) or nc.SparseLoCo (12.8 GB)")
+    assert text.endswith("use codec='int4' (13.8 GB) or nc.SparseLoCo (8.77 GB)")
     assert check_room(asked, asked.rest, 1, others) == ""  # it has some of it already
     monkeypatch.setattr(costs, "machine_memory", lambda: (3 * GB, 4 * GB))
     with pytest.raises(MemoryError, match="are free: use a smaller model, or a machine with more memory"):
