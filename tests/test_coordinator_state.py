@@ -361,7 +361,7 @@ async def test_what_is_kept_of_a_journal_says_the_same_as_all_of_it(
 ) -> None:
     worlds = [World(seed).run().records for seed in range(300)]
     monkeypatch.setattr(attempts, "KEPT_HASHES", 2)
-    monkeypatch.setattr(attempts, "KEPT_LONGER", attempts.KEPT_ROUNDS)
+    monkeypatch.setattr(attempts, "MOST_MISSED", attempts.KEPT_ROUNDS)
     monkeypatch.setattr(kept_rounds, "_COMMITS", 2 * attempts.KEPT_ROUNDS)  # some are taken back
     left_out = 0
     for seed, records in enumerate(worlds):

@@ -149,12 +149,18 @@ def test_a_mean_that_changed_after_prepared_is_no_state_and_the_whole_one_is_fet
     assert node.state.holds
 
 
-def test_work_of_a_round_that_could_not_be_taken_and_is_void_is_in_a_later_one() -> None:
+def damaged_as_it_took_a_commit():
+    """A node with a state that is neither the one before nor the next; what it was PREPARED for, and with what."""
     node = prepared_node(in_place_from=0)
     (prepared,) = messages(node.effects, Prepared)
     exchange = node.state.exchange
     exchange.digests = (exchange.digests[0] ^ 1, *exchange.digests[1:])
     node.feed(m.FromLeader(commit(prepared.state_hash), True))
+    return node, prepared, exchange
+
+
+def test_work_of_a_round_that_could_not_be_taken_and_is_void_is_in_a_later_one() -> None:
+    node, _, _ = damaged_as_it_took_a_commit()
     node.control(Void(job="model", round=1, state_hash=BASE))
     node.control(Behind(job="model", round=0, state_hash=BASE, source="b", source_incarnation=1, contribution=1))
     effects = node.feed(m.StateFetched(0, THETA, ZEROS, BASE))
@@ -165,11 +171,7 @@ def test_work_of_a_round_that_could_not_be_taken_and_is_void_is_in_a_later_one()
 
 def test_the_mean_of_a_late_round_does_not_repair_a_state_that_is_neither() -> None:
     """Means of missed rounds are added to a state; of one that was left in the middle they make nothing."""
-    node = prepared_node(in_place_from=0)
-    (prepared,) = messages(node.effects, Prepared)
-    exchange = node.state.exchange
-    exchange.digests = (exchange.digests[0] ^ 1, *exchange.digests[1:])
-    node.feed(m.FromLeader(commit(prepared.state_hash), True))
+    node, prepared, exchange = damaged_as_it_took_a_commit()
     missed = CatchUp(
         round=1, attempt=1, slices=exchange.seal.slices, outer=OUTER, senders=2, state_hash=prepared.state_hash
     )  # fmt: skip

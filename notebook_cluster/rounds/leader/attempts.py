@@ -240,8 +240,8 @@ def _left_out(
     return out
 
 
-KEPT_ROUNDS, KEPT_LONGER = 4, MOST_MISSED
-"""As many as members keep the means of; and those of a node that is sent the state, where a round is not one step."""
+KEPT_ROUNDS = 4
+"""As many as members keep the means of, but for a node that is sent the state."""
 
 
 def commit(transition: Transition, job: JobState, attempt: OpenAttempt, agreed: Outcome) -> None:
@@ -301,7 +301,7 @@ def advance_to(job: JobState, commit: Commit, members: list[str], slices: list[S
         state_hash=commit.state_hash,
         senders=len(commit.members),
     )
-    job.recent = (*job.recent, missed)[-(KEPT_ROUNDS if job.settings.every_step else KEPT_LONGER) :]
+    job.recent = (*job.recent, missed)[-(KEPT_ROUNDS if job.settings.every_step else MOST_MISSED) :]
     job.server = slices[0].owner if slices else job.server
     job.ended = job.ended or commit.last
     job.open, job.attempt, job.members, job.orphan_since = None, job.attempt_floor, tuple(members), None

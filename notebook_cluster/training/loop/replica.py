@@ -297,11 +297,9 @@ class Replica:
         if sent is None or fragment != sent.fragment:
             return self._work(fragment) if self._steps(fragment) else None
         if self._mix is not None:
-            return (
-                (self.fragments.take(theta, fragment) - self._reference.in_model(fragment)) * self._mix
-                if self._mix
-                else None
-            )
+            if not self._mix:
+                return None
+            return (self.fragments.take(theta, fragment) - self._reference.in_model(fragment)) * self._mix
         return difference(on_host(sent.local), self._reference.in_model(fragment)) if self._steps(fragment) else None
 
     def _load(self, theta: Vector) -> None:
