@@ -48,6 +48,8 @@ FOUND_HANDED_OVER = [
     (10800, '[["pause coordinator", 0.499316, 3.0, 61092], ["stop sharing for a moment", 0.621733, 0.2, 38894]]'),
     # The owner's agent had dialled the head before that had begun: what it said then was acknowledged and forgotten.
     (11953, '[["kill kernel", 0.202256, 1.0, 63396], ["kill kernel", 0.072154, 0.2, 37028]]'),
+    # What an agent had to say of a head that ended while its owner was away was taken for the head that began next.
+    (20002, "[]"),
 ]
 HANDED_OVER_SECONDS = SECONDS / 2
 MOST_PLAYS = 5

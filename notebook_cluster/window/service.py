@@ -84,6 +84,7 @@ class Window:
         self._stopping = asyncio.Event()
         self._ended = ""
         self._looking: asyncio.Task[None] | None = None
+        self._to_look = False  # something was heard of a head before this one was known to run
         self._tasks: set[asyncio.Task[Any]] = set()
         self._needed = time.monotonic()
 
@@ -105,6 +106,8 @@ class Window:
                 self.show(self.views.start())
             saying.cancel()
             self._progress.close()
+            if self._to_look:
+                self._look_at_head()
             await self._serve()
             if self.head.state.left and not self.head.state.running and not self.handed_over:
                 raise LeftToOwner("the cluster has been handed over to this machine")
@@ -196,10 +199,9 @@ class Window:
 
     async def _take_up(self, state: ClusterView) -> None:
         """Its peers are granted again."""
-        keys = [peer.key for peer in state.peers if peer.key and not self.owner.has(peer.key)]
         used = {node.peer for node in state.nodes}
-        wanted = {peer.key for peer in state.peers if peer.name in used}
-        for line in await self.owner.take_up(key for key in keys if key in wanted):
+        keys = [peer.key for peer in state.peers if peer.name in used and peer.key]
+        for line in await self.owner.take_up(key for key in keys if not self.owner.has(key)):
             self._tell("warning", line)
 
     async def _serve(self) -> None:
@@ -266,9 +268,7 @@ class Window:
         elif not frames:
             name = self.settings.cluster
             self.views.close_one(number, f"{self._where} was away from here for long: %cluster attach {name}")
-        elif number == OWN_VIEW:
-            self.head.takes(frames[0])
-        elif not (self.head.takes(frames[0])):
+        elif not self.head.takes(frames[0]) and number != OWN_VIEW:
             self.views.from_head(number, frames[0])
 
     def _condition(self, condition: str, reason: str) -> None:
@@ -299,8 +299,9 @@ class Window:
         return f"the window to cluster {name!r} on {self._where} has ended, the cluster goes on: %cluster attach {name}"
 
     def _look_at_head(self) -> None:
-        """Its process has ended, or nobody knows."""
-        if self._looking is None or self._looking.done():
+        """Its process has ended, or nobody knows. Before it runs, what is heard may be of one that ran there before."""
+        self._to_look = not self.head.state.running
+        if not self._to_look and (self._looking is None or self._looking.done()):
             self._looking = self._spawn(self._see_how_head_is())
 
     async def _see_how_head_is(self) -> None:
