@@ -109,6 +109,27 @@ def test_another_quorum_or_grace_is_refused_by_name(what, value):
     assert f"'b' has {what}={value}, 'a' (rank 0) has {what}=" in reason
 
 
+# ---- optimisers of nodes that each make the step ---------------------------------------------------------------
+
+
+def test_who_steps_with_other_settings_is_named_when_that_changes():
+    cluster = Cluster().train()
+    cluster.arrive("ab", optimizer="SGD(lr=0.1)")
+    cluster.arrive("c", optimizer="SGD(lr=0.2)\n" + "x" * 5000)
+    (warning,) = told(cluster.effects, "warning")
+    assert warning.startswith("optimizers of 'model' differ in round 1 ('a' SGD(lr=0.1), 'c' SGD(lr=0.2)xxx")
+    assert len(warning) < 600, "of a hostile node's text no more than a line is told"
+    for number in (2, 3):
+        cluster.prepare("abc", number=number - 1, state_hash=f"h{number - 1}")
+        cluster.arrive("ab", number=number, base=f"h{number - 1}", optimizer="SGD(lr=0.1)")
+        cluster.arrive("c", number=number, base=f"h{number - 1}", optimizer="SGD(lr=0.3)")
+    assert len(told(cluster.effects, "warning")) == 1, "a schedule changes the numbers in every round"
+    cluster.prepare("abc", number=3, state_hash="h3")
+    cluster.arrive("ac", number=4, base="h3", optimizer="SGD(lr=0.1)")
+    cluster.arrive("b", number=4, base="h3", optimizer="Adam(lr=0.1)")
+    assert "'a' SGD(lr=0.1), 'b' Adam(lr=0.1)" in told(cluster.effects, "warning")[1]
+
+
 # ---- outer settings that change --------------------------------------------------------------------------------
 
 

@@ -244,6 +244,7 @@ def test_torch_and_mlx_drift_by_last_bits_and_are_equal_after_each_resend(tmp_pa
         else:
             np.testing.assert_allclose(held["t"][number], held["m"][number], atol=1e-5)
     assert np.mean(losses["m"][-5:]) < 0.3 * losses["m"][0]
+    assert not [text for level, text in cluster.told if "optimizers" in text], "they are alike"
 
 
 def optimizers() -> list[Any]:

@@ -17,8 +17,28 @@ from notebook_cluster.protocol.rounds import Commit, Seal  # noqa: E402
 from notebook_cluster.training.checkpointing.optimizer_bytes import OptimizerBytesError, pack, unpack  # noqa: E402
 from notebook_cluster.training.models import mlx_optimizer  # noqa: E402
 from notebook_cluster.training.models.mlx_parameters import MlxParameters  # noqa: E402
+from notebook_cluster.training.models.optimizer_settings import settings_of  # noqa: E402
 from tests.cluster_in_process import Cluster, Node  # noqa: E402
 from tests.mlx_models import adapted, batch, is_mlx, loss_and_gradients, on_this_thread, state_of  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "RMSprop"])
+def test_the_same_optimizer_steps_with_the_same_in_torch_and_mlx(name: str) -> None:
+    more = {"momentum": 0.9, "weight_decay": 0.1} if name == "SGD" else {}
+    of_torch = getattr(torch.optim, name)([torch.ones(2)], lr=0.01, **more)
+    assert settings_of(of_torch) == settings_of(getattr(mlx_optim, name)(0.01, **more))
+    schedule = torch.optim.lr_scheduler.StepLR(of_torch, 1, 0.5)
+    on_schedule = getattr(mlx_optim, name)(mlx_optim.step_decay(0.01, 0.5, 1), **more)
+    model = mlx_nn.Linear(2, 2)
+    for _ in range(3):
+        of_torch.step()
+        schedule.step()
+        on_schedule.update(model, model.trainable_parameters())
+        assert settings_of(of_torch) == settings_of(on_schedule)
+
+
+def test_each_part_of_a_multi_optimizer_is_told() -> None:
+    assert settings_of(two_in_one()) == "MultiOptimizer(lr=0.01/None, betas=0.9 0.99)"
 
 
 def two_in_one(rate: Any = 0.01) -> Any:

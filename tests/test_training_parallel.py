@@ -14,6 +14,7 @@ from torch import nn
 
 from notebook_cluster import training as nc
 from notebook_cluster.protocol.rounds import Applied, Arrived, Commit, Prepared, Seal
+from notebook_cluster.training.models.optimizer_settings import settings_of
 from tests.cluster_in_process import POINTS, Cluster, Node
 from tests.test_training import _building, assert_close_in_ulps, assert_equal_models, batch, build, flat, loss_of
 
@@ -222,6 +223,41 @@ def test_parameters_that_drifted_apart_are_sent_again(tmp_path: Path) -> None:
 
     with Cluster(["a", "b"], tmp_path) as cluster:
         assert_equal_models(cluster.run(cell))
+
+
+@pytest.mark.parametrize("mode", ["allreduce", "server"])
+def test_optimizers_that_differ_are_named_once_where_each_node_makes_the_step(tmp_path: Path, mode: str) -> None:
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        sync = nc.DataParallel(model, optimizer, resend=3, mode=mode)
+        for step in range(6):
+            if step == 2 and node.name != "a":  # a schedule that only some of them have
+                optimizer.param_groups[0]["lr"] = 0.05
+            loss_of(model, batch(10 * step + node.rank())).backward()
+            sync.step(samples=8)
+        return model
+
+    with Cluster(NODES, tmp_path) as cluster:
+        cluster.run(cell)
+    warnings = [text for level, text in cluster.told if level == "warning"]
+    if mode == "server":  # the others' settings are not used
+        assert not warnings
+        return
+    (warning,) = warnings
+    told = "'a' SGD(lr=0.1, momentum=0.9), 'b' SGD(lr=0.05, momentum=0.9), 'c' SGD(lr=0.05, momentum=0.9)"
+    assert warning.startswith(f"optimizers of 'model' differ in round 3 ({told}): every node makes the step itself")
+
+
+def test_what_an_optimizer_steps_with_is_told_in_one_line() -> None:
+    model = build(seed=0)
+    groups = [{"params": [one], "lr": torch.tensor(0.1 / (1 + rank))} for rank, one in enumerate(model.parameters())]
+    assert settings_of(torch.optim.SGD(groups[:2], lr=1, weight_decay=0.01)) == "SGD(lr=0.1/0.05, weight_decay=0.01)"
+    assert settings_of(made("AdamW", model)) == "AdamW(lr=0.01, betas=0.9 0.999, weight_decay=0.01)"
+    many = [{"params": [torch.ones(1)], "lr": 1 / (3 + rank)} for rank in range(40)]
+    one, other = settings_of(torch.optim.SGD(many)), settings_of(torch.optim.SGD([*many[:39], {**many[39], "lr": 1}]))
+    assert one != other, "what is not shown counts as well"
+    assert max(len(one), len(other)) < 200
 
 
 def test_nodes_with_less_data_go_along(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Arrived(Message, frozen=True):
     gradients: bytes = b""
     """A bit for each tensor of the schema, set where the node has a gradient of it; empty: it has all
     (:mod:`notebook_cluster.rounds.numerics.bits`)."""
+    optimizer: str = ""
+    """What this node's own optimiser steps with, as one line; empty: no node has one of its own."""
 
 
 class Close(Message, frozen=True):

@@ -37,7 +37,14 @@ from notebook_cluster.rounds.leader.state import (
     is_current,
     live,
 )
-from notebook_cluster.rounds.leader.unlike import Outcome, agreed, stop, tell_mismatches, tell_once_more
+from notebook_cluster.rounds.leader.unlike import (
+    Outcome,
+    agreed,
+    stop,
+    tell_mismatches,
+    tell_once_more,
+    tell_unlike_steps,
+)
 from notebook_cluster.rounds.numerics.bits import any_of, float_bits
 
 # ---- deciding ------------------------------------------------------------------------------------------------
@@ -101,6 +108,7 @@ def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
     blocks = settings.fragment_blocks[fragment] if settings.fragment_blocks else settings.blocks
     ending = all(arrived.finishing and not arrived.more for arrived in arrivals.values())
     job.quorum_since = None
+    tell_unlike_steps(transition, job, arrivals)
     seal = Seal(
         job=job.name,
         round=job.round + 1,

@@ -160,6 +160,8 @@ class JobState(msgspec.Struct):
     """Since when a quorum is at the boundary and the others were told so."""
     outer_differs: tuple[str, ...] = ()
     """Nodes that wanted other outer settings than the lowest rank when that was last told."""
+    steps_differ: tuple[str, ...] = ()
+    """Nodes whose optimiser had other settings than that of the lowest rank when that was last told."""
     unlike: tuple[int, str] = (0, "")
     """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""

@@ -8,6 +8,7 @@ nodes get an error, and keep the state before the round.
 from collections.abc import Mapping
 
 from notebook_cluster.journal.records import StopRecord
+from notebook_cluster.protocol.rounds import Arrived
 from notebook_cluster.protocol.runs import RegisterRefused
 from notebook_cluster.rounds.leader.state import JobState, OpenAttempt, Transition, change, live
 
@@ -16,6 +17,7 @@ Outcome = tuple[str, ...]
 
 _MOST_TEXT = 60
 _MOST_FACTS = 16
+_MOST_SETTINGS = 240
 
 
 def outcomes(transition: Transition, attempt: OpenAttempt) -> dict[Outcome, list[str]]:
@@ -120,5 +122,21 @@ def _facts(transition: Transition, job: JobState, attempt: OpenAttempt) -> str:
     return f"{'; '.join(parts)}: make them alike"
 
 
-def _printable(text: str) -> str:
-    return "".join(filter(str.isprintable, text[:_MOST_TEXT]))
+def tell_unlike_steps(transition: Transition, job: JobState, arrivals: Mapping[str, Arrived]) -> None:
+    """Say which nodes step with other settings than the lowest rank, where each makes the step of a round itself:
+    nothing else would find that, for all get the same mean. ``arrivals`` are in rank order."""
+    steps = {name: _printable(arrived.optimizer, _MOST_SETTINGS) for name, arrived in arrivals.items()}
+    stepping = [name for name, text in steps.items() if text]
+    differ = tuple(name for name in stepping if steps[name] != steps[stepping[0]])
+    if differ and differ != job.steps_differ:
+        said = ", ".join(f"{name!r} {steps[name]}" for name in (stepping[0], *differ)[:_MOST_FACTS])
+        transition.tell(
+            "warning",
+            f"optimizers of {job.name!r} differ in round {job.round + 1} ({said}): every node makes the step itself, "
+            "so the models drift apart; make optimizer and schedule alike, with as many steps, on all nodes",
+        )
+    job.steps_differ = differ
+
+
+def _printable(text: str, most: int = _MOST_TEXT) -> str:
+    return "".join(filter(str.isprintable, text[:most]))

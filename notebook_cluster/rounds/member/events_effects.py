@@ -57,6 +57,12 @@ class Boundary(msgspec.Struct, frozen=True):
     """The round of the state with hash ``base``."""
     gradients: bytes = b""
     """The tensors that this node has a gradient of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
+    optimizer: str = ""
+    """What this node's own optimiser steps with; empty: no node has one of its own."""
+
+    def without_work(self, *, more: bool = False) -> "Boundary":
+        """The same of a node that only receives."""
+        return Boundary(b"", 0.0, 0, finishing=self.finishing, outer=self.outer, more=more, optimizer=self.optimizer)
 
 
 class Advance(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ def _release_if_over(state: MemberState, effects: list[Effect], counted: bool = 
     if not stale and mine.fragment == fragments.of_round(state.round + 1):
         return
     more = not fragments.gradients
-    state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer, more=more)
+    state.contribution = mine.without_work(more=more)
     state.serial += 1
     effects.append(ReleaseContribution())
     if stale and not counted:
@@ -117,6 +117,7 @@ def current_arrival(state: MemberState) -> Arrived | None:
         fragment=state.fragments.of_round(state.round + 1) if state.fragments is not None else 0,
         more=mine.more,
         gradients=mine.gradients,
+        optimizer=mine.optimizer,
     )
 
 

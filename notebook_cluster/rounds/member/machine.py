@@ -286,7 +286,7 @@ def _refused(state: MemberState, message: Refused, effects: list[Effect]) -> Non
     mine = state.contribution
     if mine is None or message.round != state.round + 1 or message.contribution != state.serial:
         return
-    state.contribution = Boundary(b"", 0.0, 0, finishing=mine.finishing, outer=mine.outer)
+    state.contribution = mine.without_work()
     if state.exchange is not None and state.exchange.senders.get(state.node, (0, 0.0))[1] > 0:
         state.exchange, state.phase = None, "arrived"
     effects.append(DiscardContribution(message.round, message.reason))

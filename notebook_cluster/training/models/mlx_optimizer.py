@@ -48,7 +48,7 @@ def state_tree(optimizer: Any) -> dict[str, Any]:
         ValueError: as :func:`evaluate`.
     """
     evaluate(optimizer)
-    return {"states": [dict(leaf.state) for leaf in _leaves(optimizer)]}
+    return {"states": [dict(leaf.state) for leaf in stepping(optimizer)]}
 
 
 def load_state(optimizer: Any, saved: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def load_state(optimizer: Any, saved: dict[str, Any]) -> None:
     Raises:
         ValueError: it is not the state of such an optimizer; nothing was changed.
     """
-    leaves, states = _leaves(optimizer), saved["states"]
+    leaves, states = stepping(optimizer), saved["states"]
     if len(leaves) != len(states):
         raise ValueError(f"{len(states)} optimizers in one, this one has {len(leaves)}")
     for leaf, state in zip(leaves, states, strict=True):
@@ -71,19 +71,19 @@ def load_state(optimizer: Any, saved: dict[str, Any]) -> None:
 
 def kept_state(optimizer: Any) -> list[Any]:
     """The state now, for :func:`put_state`. mlx never writes to arrays, so only what holds them is copied."""
-    return [_copied(leaf.state) for leaf in _leaves(optimizer)]
+    return [_copied(leaf.state) for leaf in stepping(optimizer)]
 
 
 def put_state(optimizer: Any, kept: list[Any]) -> None:
     """The state that :func:`kept_state` gave; it can be put more than once."""
-    for leaf, state in zip(_leaves(optimizer), kept, strict=True):
+    for leaf, state in zip(stepping(optimizer), kept, strict=True):
         _replace(leaf, _copied(state))
 
 
 def put_back(optimizer: Any, kept: list[Any], parameters: dict[str, Any]) -> None:
     """What :func:`kept_state` gave becomes the state of these ``parameters`` (name -> array) again, after a step that
     was not theirs; of one that had none yet the state begins."""
-    for leaf, before in zip(_leaves(optimizer), kept, strict=True):
+    for leaf, before in zip(stepping(optimizer), kept, strict=True):
         for name, array in parameters.items():
             state, old = _state_of(leaf.state, name), _state_of(before, name)
             if not state:  # another leaf steps it
@@ -98,14 +98,14 @@ def put_back(optimizer: Any, kept: list[Any], parameters: dict[str, Any]) -> Non
 def count_steps(optimizer: Any, steps: int) -> None:
     """So many steps were made for this optimizer."""
     if steps:
-        for leaf in _leaves(optimizer):
+        for leaf in stepping(optimizer):
             leaf.state["step"] = leaf.step + steps
         evaluate(optimizer)
 
 
 def clear_state(optimizer: Any) -> None:
     """Forget what it gathered for each parameter; step and learning rate stay."""
-    for leaf in _leaves(optimizer):
+    for leaf in stepping(optimizer):
         settings = _settings(leaf.state)
         _replace(leaf, {name: value for name, value in leaf.state.items() if name in settings})
 
@@ -116,7 +116,7 @@ def forget_direction(optimizer: Any) -> bool:
 
     evaluate(optimizer)
     states = []
-    for leaf in _leaves(optimizer):
+    for leaf in stepping(optimizer):
         for _, state in _kept(leaf.state, ""):
             if not _divides(leaf, set(state)):
                 return False
@@ -134,7 +134,7 @@ def check_rate(optimizer: Any) -> None:
     """Raises:
     ValueError: it has no learning rate that could be multiplied.
     """
-    for leaf in _leaves(optimizer):
+    for leaf in stepping(optimizer):
         if _RATE not in leaf.state or getattr(leaf, "relative_step", False):
             raise ValueError(
                 f"scale_lr=True: this {type(leaf).__name__} chooses its learning rate itself: give it learning_rate= "
@@ -148,10 +148,17 @@ def make_step(optimizer: Any, model: Any, gradients: Any, factor: int) -> None:
 
     with contextlib.ExitStack() as stack:
         if factor != 1:
-            for leaf in _leaves(optimizer):
+            for leaf in stepping(optimizer):
                 stack.enter_context(_times(leaf, factor))
         optimizer.update(model, gradients)
     mx.eval(model.parameters(), optimizer.state)
+
+
+def rate_of(leaf: Any) -> float | None:
+    """The learning rate of the next step of one of those in :func:`stepping`; None: it chooses that itself."""
+    schedule = getattr(leaf, "_schedulers", {}).get(_RATE)
+    rate = schedule(leaf.step) if schedule is not None else leaf.state.get(_RATE)
+    return None if rate is None else float(rate)
 
 
 def to_numpy(array: Any) -> tuple[Any, str]:
@@ -178,10 +185,10 @@ def _copied(tree: Any) -> Any:
     return type(tree)(_copied(value) for value in tree) if isinstance(tree, list | tuple) else tree
 
 
-def _leaves(optimizer: Any) -> list[Any]:
-    """The optimizers that make steps."""
+def stepping(optimizer: Any) -> list[Any]:
+    """The optimizers that make steps: itself, or those of a ``MultiOptimizer``."""
     parts = getattr(optimizer, "optimizers", None)
-    return [optimizer] if parts is None else [leaf for part in parts for leaf in _leaves(part)]
+    return [optimizer] if parts is None else [leaf for part in parts for leaf in stepping(part)]
 
 
 def _settings(state: dict[str, Any]) -> list[str]:

@@ -104,6 +104,10 @@ class CentralOptimizerReplica(GradientReplica):
         moves, came = self._adopt(round, theta), self._take_over(theta)
         self._go_on(round, theta, momentum, state_hash, moves or came is True, round - self.round)
 
+    def _optimizer_settings(self) -> str:
+        """Only those of the node that steps for all count."""
+        return ""
+
     def _adopt(self, round: int, theta: Vector) -> bool:
         """The step made aside, if it is what led to these parameters, becomes that of the optimiser."""
         step, self._aside = self._aside, None

@@ -20,6 +20,7 @@ from notebook_cluster.rounds.numerics.bits import packed, unpacked
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.loop.encoding import encoder_of, on_host
 from notebook_cluster.training.loop.replica import Replica
+from notebook_cluster.training.models.optimizer_settings import settings_of
 from notebook_cluster.training.models.parameters import WithGradients
 
 
@@ -53,7 +54,10 @@ class GradientReplica(Replica):
         self.parameters.check()
         self._next_error, error = self._error, self._error
         wire, more = self.fragments.made_for(self.round + 1), False
-        empty = Boundary(b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round)
+        empty = Boundary(
+            b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round,
+            optimizer=self._optimizer_settings(),
+        )  # fmt: skip
         if self.fragments.is_exact(self.round + 1):
             more = self.steps > 0
             if not self._is_lowest():
@@ -156,6 +160,9 @@ class GradientReplica(Replica):
 
     def _step(self, mean: Vector, nodes: int, gradients: bytes) -> None:
         self.parameters.optimizer_step(self._optimizer, mean, self._factor(nodes), self._unpacked(gradients))
+
+    def _optimizer_settings(self) -> str:
+        return settings_of(self._optimizer)
 
     def _unpacked(self, gradients: bytes) -> list[bool]:
         """For each tensor whether any node has a gradient of it."""
