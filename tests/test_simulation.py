@@ -50,6 +50,12 @@ FOUND_HANDED_OVER = [
     (11953, '[["kill kernel", 0.202256, 1.0, 63396], ["kill kernel", 0.072154, 0.2, 37028]]'),
     # What an agent had to say of a head that ended while its owner was away was taken for the head that began next.
     (20002, "[]"),
+    # Of a head that had been killed four times a window that was opened heard nothing for 40 s: it waited for its turn.
+    (
+        20267,
+        '[["kill coordinator", 0.823752, 1.0, 4546], ["kill coordinator", 0.391483, 8.0, 16927], '
+        '["kill coordinator", 0.091510, 3.0, 63130]]',
+    ),
 ]
 HANDED_OVER_SECONDS = SECONDS / 2
 MOST_PLAYS = 5

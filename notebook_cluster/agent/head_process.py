@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT = 30.0
 AGAIN_S = (0.5, 2.0, 10.0, 60.0)
-"""Seconds before a head that was killed is started again: the first, the second time..., the last of them from then
-on; the count begins anew when one has run for so long."""
+"""Seconds before a head that was killed is started again, unless somebody asks for it: the first, the second time..., the
+last of them from then on; the count begins anew when one has run for so long."""
 STEADY_S = 300.0
 LOOK_S = 0.02
 _END_S = 12.0
@@ -51,6 +51,7 @@ class Head:
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._ending = False
+        self._hurry = asyncio.Event()
 
     @property
     def running(self) -> bool:
@@ -115,11 +116,17 @@ class Head:
                 return
             tries = 0 if time.monotonic() - began > STEADY_S else tries + 1
             log.warning("the head of cluster %s was killed: starting it again from its journal", self.cluster)
-            await asyncio.sleep(AGAIN_S[min(max(tries - 1, 0), len(AGAIN_S) - 1)])
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), AGAIN_S[min(max(tries - 1, 0), len(AGAIN_S) - 1)])
             try:
                 await self._start(True)
             except (HeadTrouble, OSError) as error:
                 log.error("cluster %s: %s", self.cluster, error)
+
+    def hurry(self) -> None:
+        """Somebody waits for it: one that was killed is started again now."""
+        self._hurry.set()
 
     def _is_to_go_on(self) -> bool:
         try:

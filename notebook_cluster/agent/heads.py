@@ -117,6 +117,8 @@ class Heads:
     async def _answer_start(self, session: Session, order: h.StartHead) -> None:
         await self._recovered.wait()  # nobody starts a second one of what ran before
         place = session.key, order.cluster
+        if order.peers and place in self._heads:  # a window is opened; others look for as long as they are
+            self._heads[place].hurry()
         async with self._starting.setdefault(place, asyncio.Lock()):
             try:
                 state = await self._start(session, order)

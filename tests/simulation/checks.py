@@ -60,6 +60,7 @@ class Checks:
 
     def __init__(self, world):
         self.world = world
+        self.goes_on = GOES_ON
         self.over = False
         self.ledgers = {}
         """(node, incarnation) -> Ledger"""
@@ -285,7 +286,7 @@ class Checks:
     # ---- at the end
 
     def heal(self):
-        before = len(self.commit_times)
+        before, goes_on = len(self.commit_times), self.goes_on
 
         def check():
             with contextlib.suppress(Broken):
@@ -293,9 +294,9 @@ class Checks:
 
         def look():
             if not self.over and len(self.commit_times) == before and not self.finished():
-                self.broken(f"no round within {GOES_ON:g} s of the last fault: {self.unfinished()}")
+                self.broken(f"no round within {goes_on:g} s of the last fault: {self.unfinished()}")
 
-        self.world.schedule.later(GOES_ON, check)
+        self.world.schedule.later(goes_on, check)
 
     def finished(self):
         there = self.world.coordinator

@@ -24,6 +24,7 @@ from notebook_cluster.protocol.hand_over import HandOver
 from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.window.settings import WindowSettings, read_note
 from tests.simulation import replaced, sockets
+from tests.simulation.checks import GOES_ON
 from tests.simulation.faults import Faults
 from tests.simulation.machines import PrivateProcess
 from tests.simulation.world import CLUSTER, World
@@ -45,6 +46,7 @@ class HandedOverWorld(World):
         self.leaders = {}
         """(agent's session, epoch) -> the key that it obeyed in that epoch."""
         self.handed_over = self.refused = 0
+        self.heads_ended = 0
         self.faults = HandedOverFaults(self, self.faults.given)
         self._finders = []
 
@@ -52,6 +54,7 @@ class HandedOverWorld(World):
 
     def start_coordinator(self, resume):
         self._starts += 1
+        self.checks.goes_on = GOES_ON
         runtime = self.runtime
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         note = read_note(runtime)
@@ -123,6 +126,9 @@ class HandedOverWorld(World):
         if self.coordinator is not None and self.coordinator[0] is process:
             self.coordinator = None
         self.disks[process.host].crash(process, power_lost=process.exit_code == "power")
+        self.heads_ended += 1
+        if self.heads_ended >= len(head_process.AGAIN_S):  # it is started again that late, if no window is opened
+            self.checks.goes_on = GOES_ON + head_process.AGAIN_S[-1]
 
     def start_agent(self, host):
         process = super().start_agent(host)

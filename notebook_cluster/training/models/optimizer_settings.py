@@ -18,8 +18,7 @@ def settings_of(optimizer: Any) -> str:
     """``SGD(lr=0.1, momentum=0.9)``: what the next step of a torch.optim or mlx.optimizers optimizer is made with, not
     what it has gathered. What is off or 0 is left out; of several groups each value is named once."""
     groups = list(_groups(optimizer))
-    found = {name: dict.fromkeys(_text(group[name]) for group in groups if name in group) for name in COMPARED}
-    told = {name: "/".join(values) for name, values in found.items()}
+    told = {name: "/".join(dict.fromkeys(_text(each[name]) for each in groups if name in each)) for name in COMPARED}
     text = ", ".join(f"{name}={value}" for name, value in told.items() if name == "lr" or value.strip("0/"))
     if len(text) > MOST:
         text = f"{text[:MOST]}… {xxhash.xxh3_64_hexdigest(text.encode())}"

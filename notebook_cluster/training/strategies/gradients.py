@@ -54,10 +54,8 @@ class GradientReplica(Replica):
         self.parameters.check()
         self._next_error, error = self._error, self._error
         wire, more = self.fragments.made_for(self.round + 1), False
-        empty = Boundary(
-            b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round,
-            optimizer=self._optimizer_settings(),
-        )  # fmt: skip
+        empty = Boundary(b"", 0.0, 0, finishing=finishing, base=self.state_hash, base_round=self.round)
+        empty = structs.replace(empty, optimizer=self._optimizer_settings())
         if self.fragments.is_exact(self.round + 1):
             more = self.steps > 0
             if not self._is_lowest():
@@ -162,7 +160,7 @@ class GradientReplica(Replica):
         self.parameters.optimizer_step(self._optimizer, mean, self._factor(nodes), self._unpacked(gradients))
 
     def _optimizer_settings(self) -> str:
-        return settings_of(self._optimizer)
+        return settings_of(self._optimizer) if self._optimizer is not None else ""
 
     def _unpacked(self, gradients: bytes) -> list[bool]:
         """For each tensor whether any node has a gradient of it."""
