@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.churn import decoding
 from benchmarks.churn.checking import Checker, Findings
 from benchmarks.churn.recording import Contribution, Life, Sent, hash_of
-from benchmarks.churn.training import CODECS, ELEMENTS, EVERY, first_state, samples_of, step_of
+from benchmarks.churn.training import CODECS, ELEMENTS, EVERY, first_state, make_sync, samples_of, step_of
+from notebook_cluster import training as nc
 from notebook_cluster.codecs import get_codec
 from tests import namespaces
+from tests.cluster_in_process import Cluster, Node
 
 ROOT = Path(__file__).parents[1]
 LEG = 5
@@ -54,7 +57,7 @@ class Played:
     def __init__(self, codec: str, rounds: int) -> None:
         self.codec, self.wire = codec, get_codec(codec)
         self.theta = first_state(LEG)
-        self.momentum = np.zeros_like(self.theta)
+        self.momentum = decoding.first_momentum(codec, self.theta)
         self.lives = {name: Life(name, 1, number) for number, name in enumerate(("desk", "mini"), 1)}
         self.done = dict.fromkeys(self.lives, 0)
         self.feedback: dict[str, Any] = {}
@@ -112,6 +115,23 @@ class Played:
 @pytest.fixture(params=CODECS)
 def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     return Played(request.param, 6)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_checker_begins_and_goes_on_as_a_job_does(codec: str, tmp_path: Path) -> None:
+    def cell(node: Node) -> list[str]:
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.from_numpy(first_state(LEG)))
+        sync = make_sync(nc, model, LEG, codec)
+        hashes = [sync._replica.state_hash]
+        sync.finish()  # a round without work
+        return [*hashes, sync._replica.state_hash]
+
+    theta = first_state(LEG)
+    momentum = decoding.first_momentum(codec, theta)
+    with Cluster(["desk"], tmp_path) as cluster:
+        hashes = cluster.run(cell)["desk"]
+    assert hashes == [decoding.digest(theta, momentum)] * 2
 
 
 def test_the_checker_finds_nothing_where_nothing_is_wrong(played: Played) -> None:

@@ -47,7 +47,7 @@ class Checker:
         self.by_name = {(life.node, life.incarnation): life for life in lives}
         self.states: dict[int, tuple[Any, Any, str]] = {}
         """Round -> (theta, momentum, hash) after it."""
-        momentum = np.zeros_like(first)
+        momentum = decoding.first_momentum(codec, first)
         self.states[0] = first, momentum, decoding.digest(first, momentum)
         self.round = 0
         self.seen: Counter[tuple[str, int, int]] = Counter()

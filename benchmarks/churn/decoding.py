@@ -123,6 +123,11 @@ def mean_of_sent(codec: str, sent: bytes, senders: int, count: int) -> Numbers:
     return _mean_of_senders(pieces, weights, count)[0]
 
 
+def first_momentum(codec: str, theta: Numbers) -> Numbers:
+    """What a job begins with beside ``theta``: SparseLoCo keeps none."""
+    return theta[:0] if codec == "sparse" else np.zeros_like(theta)
+
+
 def outer_step(
     codec: str, theta: Numbers, momentum: Numbers, towards: Numbers, members: int
 ) -> tuple[Numbers, Numbers]:
@@ -130,7 +135,7 @@ def outer_step(
     (theta, momentum)."""
     rate, decay = outer_rates(codec, members)
     if not decay:
-        return theta - rate * towards, towards
+        return theta - rate * towards, momentum
     momentum = decay * momentum + towards
     return theta - rate * (towards + decay * momentum), momentum
 

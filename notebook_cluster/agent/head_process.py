@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT = 30.0
 AGAIN_S = (0.5, 2.0, 10.0, 60.0)
-"""Seconds before a head that was killed is started again, unless somebody asks for it: the first, the second time..., the
+"""Seconds before a head that was killed is started again, if nobody opens a window: the first, the second time..., the
 last of them from then on; the count begins anew when one has run for so long."""
 STEADY_S = 300.0
 LOOK_S = 0.02

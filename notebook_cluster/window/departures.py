@@ -80,7 +80,9 @@ class Departures:
             await window.discard([])
             raise
         except Exception as error:
-            log.exception("the hand over is taken back")
+            expected = isinstance(error, RequestError | OSError)
+            level = logging.WARNING if expected else logging.ERROR
+            log.log(level, "the hand over is taken back: %s", error, exc_info=not expected)
             (self._settings.runtime / HEAD_FILE).unlink(missing_ok=True)
             await discard(window)
             raise HandOverFailed(str(error), self._again(role, moved)) from None

@@ -90,6 +90,8 @@ class RoundSync(GoesOn):
         if not runtime.replaying():
             self._check_memory()
             self._register()
+        else:
+            self._tell(f"cell {runtime.cell()} runs again alone: its model of {job.name!r} is not that of the others")
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         """This node's model between two rounds, in the terms of the strategy."""

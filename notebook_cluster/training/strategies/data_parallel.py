@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from notebook_cluster.protocol.node import NodeLog
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
@@ -234,4 +233,4 @@ class DataParallel(RoundSync):
             f"from round {round} of {self._job.name!r} on {self._runtime.name!r} makes the steps, in place of {where}: "
             "the optimizer's state was only there, so it starts afresh"
         )
-        self._runtime.send_control(NodeLog(level="warning", text=text))
+        self._tell(text)
