@@ -26,6 +26,15 @@ with open(f"got-{nc.node()}-{os.getpid()}", "a", buffering=1) as got:
 """
 
 
+UNLIKE = """
+import os, random, time
+for _ in nc.shard(random.sample(range(900), 900), 5, epochs=9999):
+    time.sleep(0.01)
+    if os.path.exists("told"):
+        break
+"""
+
+
 def got(path: Path) -> list[int]:
     return [element for line in path.read_text().splitlines() for element in json.loads(line)]
 
@@ -35,7 +44,7 @@ def stopped(work: Path, node: str) -> list[Path]:
     return [path for path in work.glob(f"got-{node}-*") if len(got(path)) == 50]
 
 
-def test_a_killed_node_takes_part_again_and_nothing_is_twice_or_left_out(work: Path) -> None:
+def test_a_killed_node_takes_part_again_nothing_is_twice_or_left_out_and_unlike_data_is_told(work: Path) -> None:
     with running_cluster(local=3) as cluster:
         watcher = Watcher(cluster.execute(LOOP))
         names = ("local", "local-2", "local-3")
@@ -48,6 +57,12 @@ def test_a_killed_node_takes_part_again_and_nothing_is_twice_or_left_out(work: P
         cluster.restart("local-3")
         wait_until(lambda: len(stopped(work, "local-3")) == 2, 60)
         (work / "go").touch()
+        watcher.wait_end()
+        watcher = Watcher(cluster.execute(UNLIKE))
+        told_of = [f"nc.shard: {name!r} has other data than 'local', or in another order" for name in names[1:]]
+        events = lambda: "\n".join(row.text for row in cluster.state().events)  # noqa: E731
+        wait_until(lambda: all(told in events() for told in told_of), what=events)
+        (work / "told").touch()
         watcher.wait_end()
     parts = [got(path) for path in work.glob("got-*")]
     assert len(parts) == 4

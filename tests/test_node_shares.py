@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from notebook_cluster.node.data import shares as shares_module
 from notebook_cluster.node.data.dealing import deal
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
 from notebook_cluster.node.data.shares import Shares
+from notebook_cluster.node.data.source import order_of
 from notebook_cluster.protocol.mesh import JobFrame, ShardKey
 from notebook_cluster.protocol.node import NodeAddress, Roster
 
@@ -306,6 +308,53 @@ def test_data_of_unlike_length_is_said_on_each_node_and_a_node_that_is_ahead_is_
     begins(world, first, 20)
     begins(world, "b" if first == "a" else "a", 100)
     assert world.told == []
+
+
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+def test_a_node_with_other_data_than_the_lowest_rank_is_named_once(order: str) -> None:
+    world = World(0, ShardKey(cell=1, loop=0, epoch=0, count=60, seed=0, shuffle=True, by_speed=False), ("a", "b", "c"))
+    for name in order:
+        for epoch in range(2):
+            key = ShardKey(cell=1, loop=0, epoch=epoch, count=60, seed=0, shuffle=True, by_speed=False)
+            ledger = world.nodes[name].begin(key, 1)
+            world.nodes[name].seen_of_stream(ledger, -1, order_of(range(60) if name != "c" else range(1, 61)))
+            assert world.nodes[name].take(ledger, 2, full_only=False) is not None, "nothing is stopped by it"
+            while world.happen(takes=False):
+                pass
+    assert {message.text.partition(". ")[0] for message in world.told} == {
+        "nc.shard: 'c' has other data than 'a', or in another order"
+    }
+    assert len(world.told) <= 2, "of the two the one, or both, with the same words"
+
+
+def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
+    class Pictures:
+        def __init__(self, targets: Any) -> None:
+            self.targets = targets
+
+    random = np.random.default_rng(0)
+    rows, floats = random.integers(0, 255, (50, 28, 28), np.uint8), random.normal(size=(50, 3))
+    labels = random.permutation(50)
+    subset = torch.utils.data.Subset
+    alike: list[tuple[Any, Any]] = [
+        (rows, torch.from_numpy(rows)), (labels.astype(np.int32), labels.tolist()),
+        ((floats, labels), (floats + 1e-9, labels)),
+        (torch.utils.data.TensorDataset(torch.from_numpy(labels)), (torch.from_numpy(labels),)),
+        (["/home/ana/1.png", "/home/ana/2.png"], [r"C:\data\1.png", r"C:\data\2.png"]),
+        (Pictures(labels.tolist()), Pictures(torch.from_numpy(labels))),
+        (subset(Pictures([1, 2, 3]), [2, 0]), subset(Pictures([1, 2, 3]), torch.tensor([2, 0]))),
+    ]  # fmt: skip
+    for one, other in alike:
+        assert order_of(one) == order_of(other) != ""
+    unlike: list[tuple[Any, Any]] = [
+        (rows, rows[::-1]), (labels, random.permutation(50)), ((floats, labels), (floats, labels[::-1])),
+        (["1.png", "2.png"], ["2.png", "1.png"]), (Pictures([1, 2]), Pictures([2, 1])),
+        (subset(floats, [2, 0]), subset(floats, [0, 2])), (subset(labels, [0, 1]), subset(labels[::-1], [0, 1])),
+    ]  # fmt: skip
+    for one, other in unlike:
+        assert order_of(one) != order_of(other)
+    for nothing in (floats, torch.zeros(3), [1.5, 2.5], [{"a": 1}], Pictures(None), object()):
+        assert order_of(nothing) == ""
 
 
 def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,25 @@ class FirstLoops:
     def __init__(self, name: str, tell: Callable[[NodeLog], None]) -> None:
         self._name, self._tell = name, tell
         self._keys: dict[str, ShardKey | None] = {}
+        self._unlike: set[str] = set()
+        """Nodes with other data that were told of in this cell."""
 
     def begin_cell(self, cell: int) -> None:
         self._keys = {name: key for name, key in self._keys.items() if key is not None and key.cell >= cell}
+        self._unlike.clear()
+
+    def compare(self, first: str, name: str, mine: str, theirs: str) -> None:
+        """What ``name`` has said of its data's order, beside this node's. ``first``: the lowest rank, by which all are
+        measured."""
+        other = name if first == self._name else self._name
+        if mine and theirs and mine != theirs and first in (name, self._name) and other not in self._unlike:
+            self._unlike.add(other)
+            text = (
+                f"nc.shard: {other!r} has other data than {first!r}, or in another order. Parts are dealt by "
+                "position, so some elements come twice and others never. Sort what is listed, and seed what splits or "
+                "shuffles: random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0))"
+            )
+            self._tell(NodeLog(level="warning", text=text, cell=True))
 
     def see(self, name: str, key: ShardKey | None) -> None:
         """``name`` is in this loop; of this node None: not one that it began with the others."""

@@ -19,8 +19,9 @@ from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, memb
 from notebook_cluster.node.data.loop_registry import FirstLoops, LoopRegistry
 from notebook_cluster.node.data.pieces import ShardPieces
 from notebook_cluster.node.data.position import Fetched, identity_of
+from notebook_cluster.node.data.source import is_order
 from notebook_cluster.node.data.taken import MAX_COUNT
-from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardTaken
+from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardState, ShardTaken
 from notebook_cluster.protocol.node import Roster
 from notebook_cluster.protocol.wire import Message, decode, encode
 
@@ -240,16 +241,22 @@ class Shares(LoopRegistry):
             if isinstance(message, ShardTaken):
                 self._first_loops.see(sender, message.key)
                 ledger.taken.mark([message.base + position for position in array("I", message.positions)])
-                ledger.hear_of_stream(sender, message.end, message.first)
+                self._hear_of_data(ledger, sender, message)
                 ledger.alike = max(ledger.alike, message.alike)
                 return
             ledger.hear(sender, message)
-            ledger.hear_of_stream(sender, message.end, message.first)
+            self._hear_of_data(ledger, sender, message)
         if message.want and ledger.told is not None and ledger.generation == message.generation:
             self._tell(sender, ledger.told)
         if self._is_asked(ledger):
             self._exchange(ledger)
         self._deal(ledger)
+
+    def _hear_of_data(self, ledger: Ledger, sender: str, message: ShardTaken | ShardState) -> None:
+        if not is_order(message.first):
+            ledger.hear_of_stream(sender, message.end, message.first)
+        elif self._roster is not None and (members := members_of(ledger.key, self._roster)):
+            self._first_loops.compare(members[0], sender, ledger.first, message.first)
 
     def on_tick(self, now: float) -> None:
         if now - self._asked_at < _ASK_AGAIN:

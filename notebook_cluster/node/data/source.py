@@ -3,16 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.stream_readers import BatchMaker, columns
-from notebook_cluster.node.data.streams import is_hugging_face
+from notebook_cluster.node.data.streams import hash_of_item, is_hugging_face
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Indices = NDArray[Any]
 
+_LOOKED_AT = 16
+"""Elements of each part by which an order is told, as far from each other as they can be."""
+_ORDER = "order "
 _ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
 
 
@@ -28,14 +32,14 @@ class ShardSource:
         self.batch: Callable[[Indices], Any]
         if is_torch(data, "TensorDataset"):
             data = tuple(data.tensors)
-        if isinstance(data, tuple) and data and all(_is_array(part) for part in data):
+        if isinstance(data, tuple) and data and all(is_array(part) for part in data):
             lengths = [len(part) for part in data]
             if len(set(lengths)) > 1:
                 raise ValueError(f"shard: the arrays have different lengths {lengths}: they must belong together")
             self.count = lengths[0]
             self.item = lambda index: tuple(part[index] for part in data)
             self.batch = lambda indices: tuple(_take(part, indices) for part in data)
-        elif _is_array(data):
+        elif is_array(data):
             self.count = len(data)
             self.item = lambda index: data[index]
             self.batch = lambda indices: _take(data, indices)
@@ -52,6 +56,50 @@ def is_torch(data: Any, name: str) -> bool:
     """Whether ``data`` is a torch.utils.data class of this name, without importing torch."""
     module = sys.modules.get("torch.utils.data")
     return module is not None and isinstance(data, getattr(module, name))
+
+
+def order_of(data: Any) -> str:
+    """Equal on nodes whose ``data`` has the same elements in the same order, as far as that is told by what is the same
+    to the bit wherever it is: indices of a ``Subset`` (of ``random_split`` and the like), whole numbers, classes, names
+    and texts. Empty where there is nothing of the kind."""
+    parts = list(_told(data))
+    return f"{_ORDER}{hash_of_item(parts)}" if parts else ""
+
+
+def is_order(line: str) -> bool:
+    """Whether it was said by :func:`order_of`."""
+    return line.startswith(_ORDER)
+
+
+def _told(data: Any) -> Iterator[Any]:
+    if is_torch(data, "Subset"):
+        yield from _told(data.indices)
+        yield from _told(data.dataset)
+    elif is_torch(data, "TensorDataset"):
+        yield from _told(tuple(data.tensors))
+    elif is_array(data):
+        if "int" in str(data.dtype) or "bool" in str(data.dtype):
+            yield [number for index in _spread(len(data)) for number in _some(data[index].reshape(-1)).tolist()]
+    elif isinstance(data, tuple) and all(map(is_array, data)):
+        for part in data:
+            yield from _told(part)
+    elif isinstance(data, list | tuple | range):
+        some = [data[index] for index in _spread(len(data))]
+        if all(isinstance(one, str | int) for one in some):
+            # of a path the name: it lies elsewhere on each machine
+            yield [PureWindowsPath(one).name if isinstance(one, str) and len(one) < 4096 else one for one in some]
+    elif "targets" in getattr(data, "__dict__", {}):  # as torchvision's have it; nothing that is computed
+        yield from _told(data.targets)
+
+
+def _some(row: Any) -> Any:
+    return row[:: max(1, row.shape[0] // _LOOKED_AT)]
+
+
+def _spread(count: int) -> list[int]:
+    """Up to ``_LOOKED_AT`` of so many positions: the first, the last, and some between."""
+    looked_at = min(count, _LOOKED_AT)
+    return [number * (count - 1) // max(1, looked_at - 1) for number in range(looked_at)]
 
 
 def loader_batches(loader: Any, batches: "Iterator[Indices]") -> Iterator[Any]:
@@ -192,7 +240,7 @@ def _has_columns(data: Any) -> bool:
     return isinstance(getattr(data, "column_names", None), list) and not is_torch(data, "Dataset")
 
 
-def _is_array(data: Any) -> bool:
+def is_array(data: Any) -> bool:
     """An array or tensor with a first dimension; tables have a shape too."""
     shape = getattr(data, "shape", None)
     if shape is None or hasattr(data, "iloc") or hasattr(data, "column_names"):

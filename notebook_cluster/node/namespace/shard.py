@@ -13,6 +13,7 @@ from notebook_cluster.node.data.source import (
     loader_batch_size,
     loader_batches,
     loader_reads,
+    order_of,
 )
 from notebook_cluster.node.data.stream_readers import FileReader, StrideReader
 from notebook_cluster.node.data.streams import Mode, StreamSource, default_mode, stream_source
@@ -129,6 +130,7 @@ class Shard:
 
     def _divide_indices(self, data: Any, shuffle: bool) -> None:
         self._source = ShardSource(data)
+        self._data_order = order_of(data)
         self._what: What = self._source.count, self._seed, shuffle
         self._draw = lambda seed, epoch: epoch_order(self._source.count, seed, epoch, shuffle)
         if self._loader is None:
@@ -181,7 +183,7 @@ class Shard:
             return self._iterate_stream(self._stream, options, runtime)
         loop: ShardLoop
         if runtime is not None:
-            loop = FollowedLoop(options, self._counter, runtime.shares, lambda: _place(runtime))
+            loop = FollowedLoop(options, self._counter, runtime.shares, lambda: _place(runtime), order=self._data_order)
         else:
             loop = AloneLoop(options, self._counter, _shares_of_cell(), _share)
         return loop.hand_out(self._batches(loop))

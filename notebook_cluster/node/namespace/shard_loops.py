@@ -211,6 +211,7 @@ class FollowedLoop(ShardLoop):
     Args:
         place: of the cell that runs, see :class:`Place`.
         listed: the shares list this loop.
+        order: of the data, which the others' are compared with (:func:`.orders.order_of`).
     """
 
     def __init__(
@@ -220,8 +221,10 @@ class FollowedLoop(ShardLoop):
         shares: Shares,
         place: Callable[[], Place],
         listed: bool = True,
+        order: str = "",
     ) -> None:
         super().__init__(options, counter, shares if listed else None)
+        self._data_order = order
         self._shares, self._place = shares, place
         self._ledgers: list[Ledger] = []
 
@@ -273,7 +276,10 @@ class FollowedLoop(ShardLoop):
             by_speed=by_speed, among=place.among,
         )  # fmt: skip
         alike_from = None if place.joined or by_speed else place.generation
-        return self._shares.begin(key, alike_from, kept=kept, asks=asks)
+        ledger = self._shares.begin(key, alike_from, kept=kept, asks=asks)
+        if self._data_order:
+            self._shares.seen_of_stream(ledger, -1, self._data_order)
+        return ledger
 
     def _again(self, kept: LoopPosition, left: bool) -> "Iterator[Indices]":
         """Take up the ledgers of ``kept``. What was fetched and not got then comes first; it counts as taken there."""

@@ -37,6 +37,6 @@ def _text(value: Any) -> str:
     """Six digits, for a float32 number is not quite the one that people wrote."""
     if isinstance(value, list | tuple):
         return " ".join(map(_text, value))
-    if hasattr(value, "item"):  # a learning rate may be a tensor
+    if hasattr(value, "item") and not value.ndim:  # a learning rate may be a tensor
         value = value.item()
     return f"{value:.6g}" if isinstance(value, Real) else str(value)
