@@ -261,6 +261,7 @@ def test_the_page_plays_the_run_without_a_network_and_ends_as_the_panel_did(
     page = opened(browser, played.page, problems)
     panel = page.locator("#panel .nbc-panel")
     assert panel.locator(".nbc-pill").first.text_content() == "no nodes yet"
+    assert panel.locator(".nbc-empty").inner_text().strip() == "No nodes yet.", "nothing can be added here"
     page.locator("#speed").select_option("16")
     page.locator("#play").click()
     wait_until(lambda: page.locator("#play").text_content() == "Again", 60, "the run to be over")

@@ -534,7 +534,8 @@ function render({ model, el }) {
   const [cellWord, cellSource] = [element("span", "nbc-muted"), element("span", "nbc-code nbc-cut nbc-grow")];
   const cell = element("div", "nbc-cell nbc-row", {}, [cellWord, cellSource]);
   const nodes = element("div", "nbc-nodes", { role: "list", "aria-label": "Nodes" });
-  const none = element("div", "nbc-empty", {}, ["No nodes yet. Add a peer below, or run %cluster start --local 1."]);
+  const how = element("span", "nbc-how", {}, ["Add a peer below, or run %cluster start --local 1."]);
+  const none = element("div", "nbc-empty", {}, ["No nodes yet. ", how]);
   const waits = element("div", "nbc-waits", { role: "list", "aria-label": "Rounds, and who was waited for" });
   const peers = element("div", "nbc-peers", { role: "list", "aria-label": "Peers" });
   const events = element("div", "nbc-events", { role: "log", "aria-live": "polite", "aria-label": "Events", tabindex: "0" });
