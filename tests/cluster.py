@@ -15,7 +15,7 @@ from notebook_cluster.client import Cluster, ClusterError, list_clusters
 from notebook_cluster.journal.events import Event
 from notebook_cluster.journal.reading import reading
 from notebook_cluster.protocol.state import ClusterView, NodeView
-from notebook_cluster.protocol.views import CellEnded, CellOutput, Output
+from notebook_cluster.protocol.views import CellChanged, CellEnded, CellOutput, Output
 from notebook_cluster.widgets import render_text
 from tests.conftest import shared_folders, wait_until
 
@@ -118,6 +118,7 @@ class Watcher:
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.outputs: list[Output] = []
+        self.notes: list[str] = []
         self.ended: CellEnded | None = None
 
     def look(self) -> None:
@@ -128,6 +129,8 @@ class Watcher:
                 return
             if isinstance(event, CellOutput):
                 self.outputs += event.outputs
+            elif isinstance(event, CellChanged):
+                self.notes += [event.note] if event.note else []
             elif isinstance(event, CellEnded):
                 self.ended = event
 

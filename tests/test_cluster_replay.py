@@ -132,14 +132,14 @@ def test_a_cell_that_ended_a_kernel_is_left_out_and_said_until_it_is_taken_back(
         assert row(cluster, "local").left_out == ""
         # In the next cell once, and in the error of each that fails there.
         stream = cluster.execute("print(setup)", replay=False)
-        watcher = NoteWatcher(stream)
+        watcher = Watcher(stream)
         ended = watcher.wait_end()
         assert f"local-2 runs {lacks}" in watcher.notes
         assert (ended.results["local-2"].error_name, ended.results["local-2"].reason) == (
             "NameError", f"local-2 runs {lacks}",
         )  # fmt: skip
         assert ended.results["local"].reason == ""
-        again = NoteWatcher(cluster.execute("1", replay=False))
+        again = Watcher(cluster.execute("1", replay=False))
         again.wait_end()
         assert again.notes == []
         (work / "deadly").unlink()
@@ -286,24 +286,6 @@ def test_a_node_whose_peer_was_away_during_its_replay_is_started_anew(agents: Ag
             hold.unlink()
             wait_until(lambda: row(cluster, MINI).condition == "ok", 60, "mini to be back")
         assert run(cluster, "print(setup, second)")[MINI] == "7 2\n"
-
-
-class NoteWatcher(Watcher):
-    """A Watcher that keeps the notes."""
-
-    def __init__(self, stream: object) -> None:
-        super().__init__(stream)
-        self.notes: list[str] = []
-
-    def look(self) -> None:
-        while self.ended is None:
-            event = self.stream.get(0.02)
-            if event is None:
-                return
-            if isinstance(event, CellChanged) and event.note:
-                self.notes.append(event.note)
-            elif type(event).__name__ == "CellEnded":
-                self.ended = event
 
 
 def cluster_error(cluster: Cluster, name: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import mend, run, shared_cluster
+from tests.cluster import Watcher, mend, run, shared_cluster
 from tests.training_cells import SETUP, job
 
 NAMES = ("local", "local-2", "local-3")
@@ -142,6 +142,24 @@ sync.finish()
     ends = run(cluster, "print(digest(model))", ("local", "local-3"))
     assert ends["local"] == ends["local-3"]
     assert (job(cluster).round, job(cluster).hash_mismatches) == (9, 0)
+
+
+def test_optimizers_that_differ_are_named_below_the_cell(cluster: Cluster) -> None:
+    watcher = Watcher(
+        cluster.execute("""
+model = network(rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sync = nc.DataParallel(model, optimizer, name="apart")
+for step in range(3):
+    optimizer.param_groups[0]["lr"] /= 1 + rank // 2
+    loss_of(model, 100 * step + rank).backward()
+    sync.step(samples=16)
+sync.finish()
+""")
+    )
+    watcher.wait_end()
+    told = "optimizers of 'apart' differ in round 1 ('local' SGD(lr=0.1), 'local-3' SGD(lr=0.05))"
+    assert [note.partition(": ")[0] for note in watcher.notes] == [told]
 
 
 MLX = """

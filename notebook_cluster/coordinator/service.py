@@ -134,7 +134,11 @@ class Coordinator:
             core, delivery, replaying=lambda: self._replay.names(), replay_died=lambda node: self._replay.died(node)
         )
         self._relay = FrameRelay(core, delivery, said_nothing_for=lambda node: self._signs.said_nothing_for(node))
-        self._runner = RoundRunner(core, delivery, stalled=self._relay.stalled)
+        self._notices = Notices(
+            core, self.views, replaying=lambda: self._replay.names(),
+            was_interrupted=lambda cell: self._executions.was_interrupted(cell),
+        )  # fmt: skip
+        self._runner = RoundRunner(core, delivery, stalled=self._relay.stalled, in_cell=self._notices.tell_running)
         self._signs = SignsOfLife(core, delivery, patience_for=self._runner.patience_for)
         self._deadlocks = Deadlocks(
             core, delivery, gatherings=self._runner.gatherings,
@@ -148,15 +152,11 @@ class Coordinator:
         self._global_models = GlobalModels(core, self._series, committed=self._runner.committed)
         self._measurements = Measurements(
             core, self._series, self._global_models, committed=self._runner.committed,
-            on_waiting=lambda node, text: self._notices.on_waiting(node, text),
+            on_waiting=self._notices.on_waiting,
         )  # fmt: skip
 
     def _make_cells(self) -> None:
         core, delivery, views = self.core, self._delivery, self.views
-        self._notices = Notices(
-            core, views, replaying=lambda: self._replay.names(),
-            was_interrupted=lambda cell: self._executions.was_interrupted(cell),
-        )  # fmt: skip
         self._streaming = OutputStreaming(
             core, views, self._settings.runtime / "cells", widget_view=lambda node: self._comms.view_of(node)
         )

@@ -36,11 +36,15 @@ _MAX_ARRIVALS = 2000
 class RoundRunner(MembershipWatcher, CellWatcher):
     """The training jobs of one cluster. ``checkpoints`` are those that were written in this run."""
 
-    def __init__(self, core: Core, delivery: Delivery, *, stalled: Callable[[str, str], None]) -> None:
-        """``stalled(waiting, waited_for)``: training stands still although there is a connection between the two."""
+    def __init__(
+        self, core: Core, delivery: Delivery, *, stalled: Callable[[str, str], None], in_cell: Callable[[str], None]
+    ) -> None:
+        """``stalled(waiting, waited_for)``: training stands still although there is a connection between the two.
+        ``in_cell(line)``: to who watches the cell that runs."""
         self._core = core
         self._delivery = delivery
         self._stalled = stalled
+        self._in_cell = in_cell
         self._state = rounds.RoundsState()
         self._facts: dict[str, dict[str, Any]] = {}
         self._steps: dict[str, dict[tuple[str, int], int]] = {}
@@ -83,6 +87,8 @@ class RoundRunner(MembershipWatcher, CellWatcher):
                 self._delivery.to_node(effect.node, effect.message)
             case jobs.Tell():
                 self._core.tell(effect.level, effect.text)
+                if effect.in_cell:
+                    self._in_cell(effect.text)
             case jobs.Relay():
                 self._stalled(effect.waiting, effect.waited_for)
             case jobs.SaveAnswer():

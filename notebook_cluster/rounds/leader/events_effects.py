@@ -131,10 +131,11 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """One line for people."""
+    """One line for people. ``in_cell``: also below the cell that trains."""
 
     level: Literal["info", "warning", "error"]
     text: str
+    in_cell: bool = False
 
 
 class SaveAnswer(msgspec.Struct, frozen=True):

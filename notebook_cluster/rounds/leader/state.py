@@ -242,8 +242,8 @@ class Transition:
     def relay(self, waiting: str, waited_for: str) -> None:
         self.effects.append(Relay(waiting, waited_for))
 
-    def tell(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self.effects.append(Tell(level, text))
+    def tell(self, level: Literal["info", "warning", "error"], text: str, *, in_cell: bool = False) -> None:
+        self.effects.append(Tell(level, text, in_cell))
 
     def is_up(self, name: str, incarnation: int) -> bool:
         """True while that process is reachable."""

@@ -134,6 +134,7 @@ def tell_unlike_steps(transition: Transition, job: JobState, arrivals: Mapping[s
             "warning",
             f"optimizers of {job.name!r} differ in round {job.round + 1} ({said}): every node makes the step itself, "
             "so the models drift apart; make optimizer and schedule alike, with as many steps, on all nodes",
+            in_cell=True,
         )
     job.steps_differ = differ
 
