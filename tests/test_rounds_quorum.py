@@ -130,6 +130,21 @@ def test_who_steps_with_other_settings_is_named_when_that_changes():
     assert "'a' SGD(lr=0.1), 'b' Adam(lr=0.1)" in told(cluster.effects, "warning")[1]
 
 
+def test_who_steps_otherwise_and_is_away_for_a_round_is_not_named_again():
+    cluster = Cluster().train()
+    unlike = {"a": "SGD(lr=0.1)", "b": "SGD(lr=0.1)", "c": "SGD(lr=0.2)"}
+    for number, names in enumerate(("abc", "ab", "cab"), 1):  # who is back is waited for when it arrives
+        if names == "ab":
+            cluster.lose("c", gone=False)
+        elif number > 1:
+            cluster.feed(rounds.MemberUp("c", 1, 2))
+        for name in names:
+            cluster.arrive(name, number=number, base=f"h{number - 1}", optimizer=unlike[name])
+        cluster.prepare(names, number=number, state_hash=f"h{number}")
+    assert cluster.log[-1]["commit"]["members"] == ["a", "b", "c"]
+    assert len([text for text in told(cluster.effects, "warning") if "optimizers" in text]) == 1
+
+
 # ---- outer settings that change --------------------------------------------------------------------------------
 
 

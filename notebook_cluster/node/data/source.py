@@ -1,5 +1,6 @@
 """One way to get items and batches out of the many kinds of data that ``nc.shard`` takes."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 16
 """Elements of each part by which an order is told, as far from each other as they can be."""
+_WHOLE = re.compile(r"(torch\.|mlx\.core\.)?(u?int\d+|bool_?)")
+"""dtypes whose numbers are the same to the bit on all machines."""
 _ORDER = "order "
 _ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
 
@@ -78,7 +81,7 @@ def _told(data: Any) -> Iterator[Any]:
     elif is_torch(data, "TensorDataset"):
         yield from _told(tuple(data.tensors))
     elif is_array(data):
-        if "int" in str(data.dtype) or "bool" in str(data.dtype):
+        if _WHOLE.fullmatch(str(data.dtype)):
             yield [number for index in _spread(len(data)) for number in _some(data[index].reshape(-1)).tolist()]
     elif isinstance(data, tuple) and all(map(is_array, data)):
         for part in data:

@@ -211,7 +211,7 @@ class FollowedLoop(ShardLoop):
     Args:
         place: of the cell that runs, see :class:`Place`.
         listed: the shares list this loop.
-        order: of the data, which the others' are compared with (:func:`.orders.order_of`).
+        order: of the data, which the others' are compared with (:func:`notebook_cluster.node.data.source.order_of`).
     """
 
     def __init__(

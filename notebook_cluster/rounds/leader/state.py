@@ -161,7 +161,7 @@ class JobState(msgspec.Struct):
     outer_differs: tuple[str, ...] = ()
     """Nodes that wanted other outer settings than the lowest rank when that was last told."""
     steps_differ: tuple[str, ...] = ()
-    """Nodes whose optimiser had other settings than that of the lowest rank when that was last told."""
+    """Nodes whose optimiser had other settings than that of the lowest rank when they were last in a round."""
     unlike: tuple[int, str] = (0, "")
     """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""

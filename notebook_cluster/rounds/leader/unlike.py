@@ -128,7 +128,7 @@ def tell_unlike_steps(transition: Transition, job: JobState, arrivals: Mapping[s
     steps = {name: _printable(arrived.optimizer, _MOST_SETTINGS) for name, arrived in arrivals.items()}
     stepping = [name for name, text in steps.items() if text]
     differ = tuple(name for name in stepping if steps[name] != steps[stepping[0]])
-    if differ and differ != job.steps_differ:
+    if not set(differ) <= set(job.steps_differ):
         said = ", ".join(f"{name!r} {steps[name]}" for name in (stepping[0], *differ)[:_MOST_FACTS])
         transition.tell(
             "warning",
@@ -136,7 +136,7 @@ def tell_unlike_steps(transition: Transition, job: JobState, arrivals: Mapping[s
             "so the models drift apart; make optimizer and schedule alike, with as many steps, on all nodes",
             in_cell=True,
         )
-    job.steps_differ = differ
+    job.steps_differ = (*differ, *(name for name in job.steps_differ if name not in steps))
 
 
 def _printable(text: str, most: int = _MOST_TEXT) -> str:
