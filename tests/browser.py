@@ -281,7 +281,7 @@ def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -
 
 
 def restart_kernel(page: "Page") -> None:
-    """Restart the kernel of the open notebook and wait until it is idle.
+    """Restart the kernel of the open notebook, once that has it, and wait until it is idle.
 
     A new kernel may say so before Jupyter Server listens to it again (seen where a page had connected 0.3 s before):
     then the page connects once more, as people do with "Reconnect to Kernel".
@@ -289,6 +289,7 @@ def restart_kernel(page: "Page") -> None:
     from playwright.sync_api import TimeoutError
 
     kernel = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+    page.wait_for_function(f"!!{kernel.replace('.', '?.')}", timeout=60_000)  # a page that was reloaded looks for it
     page.evaluate(f"{kernel}.restart()")
     for _ in range(int(PATIENCE / 5000) - 1):
         try:
