@@ -186,7 +186,7 @@ def test_a_killed_node_restarted_in_mid_run_replays_takes_the_state_and_is_in_a_
         ends = {watcher.text(name).rpartition("ends ")[2] for name in ("local", "local-2", "local-3")}
         assert ends == {f"{job(cluster).round} {job(cluster).state_hash}\n"}
         assert node(cluster.state(), "local-2").incarnation == 2
-        alone = "cell 4 runs again alone: its model of 'model' is not that of the others"
+        alone = "cell 4 runs again alone: the models that it trains are not those of the others"
         assert not [row for row in cluster.state().events if alone in row.text], "it was not run again, but joined"
         cluster.restart("local-2")
         said = cluster.state().events

@@ -299,3 +299,13 @@ def job_of(runtime: Runtime, name: str) -> Job:
             "made, or give this one another name="
         )
     return job
+
+
+_alone: "weakref.WeakKeyDictionary[Runtime, int]" = weakref.WeakKeyDictionary()
+"""Runtime -> the newest cell that was replayed and made a sync object."""
+
+
+def begins_alone(runtime: Runtime) -> bool:
+    """Whether this is the first sync object of a cell that is replayed."""
+    before, _alone[runtime] = _alone.get(runtime), runtime.cell()
+    return before != runtime.cell()

@@ -34,6 +34,7 @@ from notebook_cluster.training.loop.costs import nodes_here
 from notebook_cluster.training.loop.goes_on import GoesOn
 from notebook_cluster.training.loop.progress import GlobalModelBlock
 from notebook_cluster.training.loop.registration import (
+    begins_alone,
     fragments_of,
     frozen_settings,
     job_of,
@@ -90,8 +91,8 @@ class RoundSync(GoesOn):
         if not runtime.replaying():
             self._check_memory()
             self._register()
-        else:
-            self._tell(f"cell {runtime.cell()} runs again alone: its model of {job.name!r} is not that of the others")
+        elif begins_alone(runtime):
+            self._tell(f"cell {runtime.cell()} runs again alone: the models that it trains are not those of the others")
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         """This node's model between two rounds, in the terms of the strategy."""
