@@ -183,7 +183,7 @@ class Shard:
             return self._iterate_stream(self._stream, options, runtime)
         loop: ShardLoop
         if runtime is not None:
-            loop = FollowedLoop(options, self._counter, runtime.shares, lambda: _place(runtime), order=self._data_order)
+            loop = FollowedLoop(options, self._counter, runtime.shares, lambda: _place(runtime), first=self._data_order)
         else:
             loop = AloneLoop(options, self._counter, _shares_of_cell(), _share)
         return loop.hand_out(self._batches(loop))

@@ -211,7 +211,8 @@ class FollowedLoop(ShardLoop):
     Args:
         place: of the cell that runs, see :class:`Place`.
         listed: the shares list this loop.
-        order: of the data, which the others' are compared with (:func:`notebook_cluster.node.data.source.order_of`).
+        first: what must be the same on all nodes: a hash of the files' names, or what
+            :func:`notebook_cluster.node.data.source.order_of` says of the data.
     """
 
     def __init__(
@@ -221,10 +222,10 @@ class FollowedLoop(ShardLoop):
         shares: Shares,
         place: Callable[[], Place],
         listed: bool = True,
-        order: str = "",
+        first: str = "",
     ) -> None:
         super().__init__(options, counter, shares if listed else None)
-        self._data_order = order
+        self._first = first
         self._shares, self._place = shares, place
         self._ledgers: list[Ledger] = []
 
@@ -277,8 +278,8 @@ class FollowedLoop(ShardLoop):
         )  # fmt: skip
         alike_from = None if place.joined or by_speed else place.generation
         ledger = self._shares.begin(key, alike_from, kept=kept, asks=asks)
-        if self._data_order:
-            self._shares.seen_of_stream(ledger, -1, self._data_order)
+        if self._first:
+            self._shares.seen_of_stream(ledger, -1, self._first)
         return ledger
 
     def _again(self, kept: LoopPosition, left: bool) -> "Iterator[Indices]":

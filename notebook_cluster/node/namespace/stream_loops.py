@@ -102,7 +102,8 @@ class FileLoop(FollowedLoop):
         self, options: LoopOptions, counter: EpochCounter, shares: Shares, place: Callable[[], Place], listed: bool,
         source: StreamSource, lanes: int, reads: Callable[[], Reads],
     ) -> None:  # fmt: skip
-        super().__init__(options, counter, shares, place, listed)
+        names = hash_of_item(list(source.names)) if source.names else ""
+        super().__init__(options, counter, shares, place, listed, names)
         self._source, self._lanes, self._reads = source, lanes, reads
         self._files: list[OpenFile] = []
         """Those that this node took, and of which something may come."""
@@ -113,7 +114,6 @@ class FileLoop(FollowedLoop):
         self._turn = 0
         self._last: list[Fetched] = []
         self._cuts: dict[int, Cut] = {}
-        self._names = hash_of_item(list(source.names)) if source.names else ""
 
     def _position(self, in_hand: bool) -> LoopPosition:
         coming: list[FileBatch] = self._not_got(in_hand)
@@ -125,11 +125,6 @@ class FileLoop(FollowedLoop):
             epochs = kept_epochs(self._ledgers, self._last)
         turn = coming[0].lane if coming else self._turn
         return LoopPosition(self.options.what, self.next_epoch, self.begun, epochs, files=tuple(files), turn=turn)
-
-    def _ledger(self, epoch: int, kept: KeptEpoch | None, asks: bool = False) -> Ledger:
-        ledger = super()._ledger(epoch, kept, asks)
-        self._shares.seen_of_stream(ledger, -1, self._names)
-        return ledger
 
     def _again(self, kept: LoopPosition, left: bool) -> Iterator[Any]:
         ledgers = [self._ledger(one.epoch, one) for one in kept.epochs]
