@@ -242,7 +242,7 @@ class Job:
         except TransferError as error:
             self.dropped += 1
             if self.dropped & (self.dropped - 1) == 0:  # of many, fewer and fewer are worth a line
-                self._log("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
+                self.tell("warning", f"{self.name}: dropped frame {self.dropped}, of {sender!r}: {error}")
 
     def _on_tick(self) -> None:
         self._tick_waits, now = False, time.monotonic()
@@ -282,7 +282,7 @@ class Job:
             case types.CancelFetch():
                 self._states.cancel()
             case types.Log():
-                self._log(effect.level, effect.text)
+                self.tell(effect.level, effect.text)
             case types.Apply():
                 self.applied = (effect.round, effect.counted)
                 self._say_applied(effect)
@@ -303,7 +303,8 @@ class Job:
         self._notices.append(notice)
         self._noticed.set()
 
-    def _log(self, level: str, text: str) -> None:
+    def tell(self, level: str, text: str) -> None:
+        """A line for the event list."""
         self.runtime.send_control(NodeLog(level=level, text=text))  # type: ignore[arg-type]
 
     # ---- checkpoints ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from notebook_cluster.collectives import Deadlock
-from notebook_cluster.protocol.node import EndWait, NodeLog
+from notebook_cluster.protocol.node import EndWait
 from notebook_cluster.protocol.rounds import Close, OuterChange, Save, Saved
 from notebook_cluster.protocol.runs import run_number
 from notebook_cluster.rounds.member import events_effects as types
@@ -322,10 +322,6 @@ class RoundClient:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
         forgotten = self._optimizer_state.forget()
         self._warn(f"{text}; {forgotten}" if forgotten else text)
-
-    def _tell(self, text: str) -> None:
-        """In the event list, for all."""
-        self._runtime.send_control(NodeLog(level="warning", text=text))
 
     def _warn(self, text: str) -> None:
         print(f"[{self._job.name}] {text}", file=sys.stderr)

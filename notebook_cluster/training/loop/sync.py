@@ -92,7 +92,8 @@ class RoundSync(GoesOn):
             self._check_memory()
             self._register()
         elif begins_alone(runtime):
-            self._tell(f"cell {runtime.cell()} runs again alone: the models that it trains are not those of the others")
+            text = f"cell {runtime.cell()} runs again alone: the models that it trains are not those of the others"
+            job.tell("warning", text)
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> Replica:
         """This node's model between two rounds, in the terms of the strategy."""

@@ -233,4 +233,4 @@ class DataParallel(RoundSync):
             f"from round {round} of {self._job.name!r} on {self._runtime.name!r} makes the steps, in place of {where}: "
             "the optimizer's state was only there, so it starts afresh"
         )
-        self._tell(text)
+        self._job.tell("warning", text)
