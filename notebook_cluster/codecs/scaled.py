@@ -84,8 +84,9 @@ class Int4:
         pairs = data.astype("<u2")
         pairs |= pairs << np.uint16(4)
         pairs &= np.uint16(0x0F0F)
-        np.copyto(values, pairs.view(np.uint8)[:, : values.shape[1]])
-        values -= np.float32(8)
+        codes = pairs.view(np.uint8)
+        codes -= np.uint8(8)  # modulo 256: as int8 it is -7 to 7
+        np.copyto(values, codes.view(np.int8)[:, : values.shape[1]])
 
 
 class E3m0:
@@ -211,7 +212,7 @@ class BlockScaled:
     def _encode_blocks(self, values: Any, records: Any, scratch: Any, start: int) -> None:
         """``values`` (n, block) into ``records`` (n, record bytes); ``start``: first element, for the error."""
         np.abs(values, out=scratch)
-        absmax = scratch.max(axis=1, keepdims=True)
+        absmax = _maxima(scratch)
         if not np.isfinite(absmax).all():
             raise not_finite(start)
         scale = np.minimum(absmax / self._largest, self.largest_scale)
@@ -230,6 +231,14 @@ class BlockScaled:
             record.view("<f4")[0] = values[0]
         elif values.size:
             self._encode_blocks(values[None, :], record[None, :], np.empty((1, values.size), np.float32), start)
+
+
+def _maxima(magnitudes: Any) -> Any:
+    """float32 (n, 1): the largest of each row, NaN where one is NaN. Without a sign floats are ordered as their bits
+    are, which numpy compares four times as fast, and NaN comes last."""
+    rows, elements = magnitudes.shape
+    starts = np.arange(0, rows * elements, elements)
+    return np.maximum.reduceat(magnitudes.view("<i4").reshape(-1), starts).view("<f4")[:, None]
 
 
 def _largest_scale(largest: np.float32) -> np.float32:

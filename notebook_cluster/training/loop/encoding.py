@@ -98,7 +98,7 @@ def encoded(
                 np.subtract(reference(part), local(part), out=work)
                 square = float(np.dot(work, work))
                 if feedback is not None:
-                    work += np.multiply(feedback[part], beta, out=scratch[: work.size])
+                    work += _times(feedback[part], beta, scratch)
             squares += square
             if exact and not (feedback is None and math.isfinite(square)):
                 check_finite(work, start)
@@ -129,8 +129,12 @@ def left_by(
             work, fed_back = scratch[:, : part.stop - part.start]
             np.subtract(reference(part), local(part), out=work)
             if feedback is not None:
-                work += np.multiply(feedback[part], beta, out=fed_back)
+                work += _times(feedback[part], beta, fed_back)
             np.subtract(work, said[part.start - first : part.stop - first], out=out[part])
+
+
+def _times(feedback: Vector, beta: np.float32, scratch: Vector) -> Vector:
+    return feedback if beta == 1 else np.multiply(feedback, beta, out=scratch[: feedback.size])
 
 
 if TYPE_CHECKING:
