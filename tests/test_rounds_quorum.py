@@ -182,3 +182,65 @@ def test_a_learning_rate_given_back_to_the_default_is_that_of_the_members():
         cluster.say(name, register("h0", lr_bits=float_bits(0.1)))
     seal = sent(cluster.arrive("ab", outer=change(None)), p.Seal, "a")[0]
     assert seal.outer.lr_bits == float_bits(0.6)
+
+
+# ---- loops that train another model ----------------------------------------------------------------------------
+
+
+def play(cluster, number, names="abc", **fields):
+    """A round in which ``names`` arrive; who is in ``unchanged`` of ``fields`` has changed nothing."""
+    unchanged = fields.pop("unchanged", "")
+    for name in names:
+        row = {"norm": 0.0} if name in unchanged else {}
+        cluster.arrive(name, number=number, base=f"h{number - 1}", **row, **fields)
+    cluster.prepare(names, number=number, state_hash=f"h{number}")
+
+
+def test_a_model_that_no_step_changes_is_named_once():
+    cluster = Cluster().train()
+    for number in (1, 2):
+        play(cluster, number, steps=4, unchanged="bc")
+    assert told(cluster.effects, "warning") == []
+    cluster.arrive("abc", number=3, base="h2", steps=4, norm=0.0)
+    (line,) = told(cluster.effects, "warning")
+    assert line.startswith(
+        "the model of 'model' is not trained on 'b', 'c': the steps of the loop change nothing in it"
+    )
+    (effect,) = [effect for effect in cluster.effects if getattr(effect, "text", "") == line]
+    assert effect.in_cell
+    cluster.prepare("abc", number=3, state_hash="h3")
+    play(cluster, 4, steps=4, unchanged="abc")
+    assert len(told(cluster.effects, "warning")) == 1, "a round with a change begins the count of 'a' anew"
+    play(cluster, 5, steps=40, unchanged="a")
+    assert "not trained on 'a':" in told(cluster.effects, "warning")[1]
+
+
+def test_steps_that_do_nothing_at_first_or_are_none_are_no_fault():
+    cluster = Cluster().train()
+    play(cluster, 1, steps=9, unchanged="abc")
+    play(cluster, 2, steps=100)
+    for number in range(3, 8):
+        play(cluster, number, steps=0, samples=0.0, unchanged="b")
+        assert told(cluster.effects, "warning") == []
+
+
+def test_a_round_that_is_sealed_again_counts_once_and_every_fragment_has_its_turn():
+    cluster = Cluster("ab")
+    for name in "ab":
+        cluster.say(name, register("h0", fragments=2, fragment_blocks=[50, 50]))
+    cluster.arrive("ab", steps=40, norm=0.0)
+    cluster.prepare("a", slices=("x",))
+    cluster.prepare("b", slices=("y",), state_hash="h9")  # two of two differ: it is played again
+    assert cluster.job.attempt == 2
+    assert all("not trained" not in line for line in told(cluster.effects, "warning"))
+    cluster.prepare("ab", attempt=2)
+    cluster.arrive("ab", number=2, base="h1", steps=40, norm=0.0, fragment=1)
+    assert sum("not trained on 'a', 'b'" in line for line in told(cluster.effects, "warning")) == 1
+
+
+def test_of_a_strategy_that_sends_gradients_it_is_said_of_them():
+    cluster = Cluster("ab")
+    for name in "ab":
+        cluster.say(name, register("h0", every_step=True))
+    cluster.arrive("ab", steps=10, norm=0.0)
+    assert "not trained on 'a', 'b': all gradients are 0." in told(cluster.effects, "warning")[0]

@@ -43,6 +43,7 @@ from notebook_cluster.rounds.leader.unlike import (
     stop,
     tell_mismatches,
     tell_once_more,
+    tell_unchanged,
     tell_unlike_steps,
 )
 from notebook_cluster.rounds.numerics.bits import any_of, float_bits
@@ -109,6 +110,7 @@ def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
     ending = all(arrived.finishing and not arrived.more for arrived in arrivals.values())
     job.quorum_since = None
     tell_unlike_steps(transition, job, arrivals)
+    tell_unchanged(transition, job, arrivals)
     seal = Seal(
         job=job.name,
         round=job.round + 1,

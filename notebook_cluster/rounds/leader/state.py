@@ -162,6 +162,11 @@ class JobState(msgspec.Struct):
     """Nodes that wanted other outer settings than the lowest rank when that was last told."""
     steps_differ: tuple[str, ...] = ()
     """Nodes whose optimiser had other settings than that of the lowest rank when they were last in a round."""
+    unchanged: dict[str, tuple[int, int, int]] = {}
+    """Node -> (the last round it was in, since when nothing has changed in its model: rounds, steps), of this run;
+    replaced, never written to."""
+    buffers_told: tuple[int, tuple[str, ...]] = (0, ())
+    """(cell, the nodes of which was told in it that a buffer is not as that of the lowest rank)."""
     unlike: tuple[int, str] = (0, "")
     """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""
