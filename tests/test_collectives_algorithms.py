@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -196,3 +197,26 @@ def test_a_message_over_4_gib_is_described_by_its_header() -> None:
     assert not may_be_kept(header, 1 << 32)
     data = memoryview(np.zeros(0, np.uint8))
     assert not ChunkedMessage("desk", header, data).add(header, memoryview(b"1234"))
+
+
+@pytest.mark.parametrize(("first", "then"), [(256, 8192), (8192, 256), (1000, 768)])
+def test_a_value_that_is_sent_again_in_other_pieces_arrives_whole(first: int, then: int) -> None:
+    """As where a sender finds a way to a node that takes longer frames, or shorter ones."""
+    data = np.random.default_rng(0).bytes(20_000)
+    header = CellFrame(
+        cell=1, generation=1, operation=1, name="all_reduce", kind="ndarray", dtype="<f4", shape=[5000], total=20_000
+    )
+    message = ChunkedMessage("desk", header, memoryview(bytearray(20_000)))
+
+    def send(size: int, start: int, lost: tuple[int, ...] = ()) -> None:
+        for number, offset in enumerate(range(start // size * size, 20_000, size)):
+            if number not in lost:
+                piece = memoryview(data)[offset : offset + size]
+                message.add(msgspec.structs.replace(header, offset=offset), piece)
+
+    send(first, 0, lost=(1, 2))
+    assert not message.complete
+    assert message.first_missing() == first
+    send(then, message.first_missing())
+    assert message.complete
+    assert bytes(message.data) == data

@@ -1,5 +1,6 @@
 """Arrays in memory that was used before: found again when nobody has them, never while somebody does."""
 
+import random
 import sys
 import threading
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_cluster.memory import ArrayPool
+from notebook_cluster.memory import ArrayPool, first_gap, with_range
 
 COUNT = 1 << 20
 SIZE = 4 * COUNT
@@ -148,3 +149,24 @@ def test_more_is_kept_until_it_is_forgotten() -> None:
     kept = [memory.array(COUNT, np.float32) for _ in range(2)]
     assert len(memory._kept) == 1
     assert place(memory._kept[0]) == place(kept[1])
+
+
+# ---- what has come ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_the_bytes_that_came_and_each_is_new_once(seed: int) -> None:
+    drawn, size = random.Random(seed), 60
+    ranges, here = (), set()
+    while len(here) < size:
+        start = drawn.randrange(size)
+        stop = min(size, start + drawn.choice((1, 3, 16)))
+        ranges, new = with_range(ranges, start, stop)
+        came = {byte for low, high in new for byte in range(low, high)}
+        assert came == set(range(start, stop)) - here
+        here |= came
+        assert {byte for low, high in ranges for byte in range(low, high)} == here
+        assert all(end < begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+        assert first_gap(ranges) == min(set(range(size + 1)) - here)
+    assert ranges == ((0, size),)
+    assert with_range(ranges, 5, 9) == (ranges, ())

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from notebook_cluster.collectives.values import expected_bytes
+from notebook_cluster.memory import Ranges, first_gap, with_range
 from notebook_cluster.protocol.mesh import CellFrame
 
 Payload = bytes | bytearray | memoryview
@@ -21,7 +22,7 @@ _MAX_TEXT = 64
 
 _SMALL_PIECES = 16
 _PIECE_BYTES = 4096
-"""A message comes in at most 16 pieces and one for each 4 KiB: each costs memory, however small it is."""
+"""A message has at most 16 gaps and one for each 4 KiB: each costs memory, however small it is."""
 
 
 _LONG = 1024 * 1024
@@ -141,18 +142,18 @@ def place_for(header: CellFrame, payload: memoryview) -> Landing:
 
 @dataclass
 class ChunkedMessage:
-    """A value that arrives. ``header`` is its first frame's; ``data`` is complete when ``received`` is its length."""
+    """A value that arrives. ``header`` is its first frame's. Nodes cut what they send again into other pieces when they
+    find another way, so a piece may have come in part."""
 
     sender: str
     header: CellFrame
     data: memoryview
     may_stay: bool = False
-    pieces: dict[int, int] = field(default_factory=dict)
-    received: int = 0
+    received: Ranges = ()
 
     @property
     def complete(self) -> bool:
-        return bool(self.pieces) and self.received == len(self.data)
+        return bool(self.received) and self.first_missing() == len(self.data)
 
     def add(self, header: CellFrame, payload: memoryview) -> bool:
         """Take one chunk; False when it is a duplicate or does not fit."""
@@ -161,24 +162,22 @@ class ChunkedMessage:
             first.name, first.kind, first.dtype, first.shape
         )  # fmt: skip
         fits = header.offset >= 0 and header.offset + len(payload) <= len(self.data) == header.total
-        if not same or not fits or header.offset in self.pieces or (header.total and not len(payload)):
+        if not same or not fits or (header.total and not len(payload)):
             return False
-        if len(self.pieces) > _SMALL_PIECES + len(self.data) // _PIECE_BYTES:
+        received, new = with_range(self.received, header.offset, header.offset + len(payload))
+        if received == self.received or len(received) > _SMALL_PIECES + len(self.data) // _PIECE_BYTES:
             return False
         if self.may_stay and len(payload) == header.total:
             self.data = payload
         else:
-            _write(self.data, header.offset, payload)
-        self.pieces[header.offset] = len(payload)
-        self.received += len(payload)
+            for start, stop in new:
+                _write(self.data, start, payload[start - header.offset : stop - header.offset])
+        self.received = received
         return True
 
     def first_missing(self) -> int:
         """Offset of the first byte that is not here."""
-        offset = 0
-        while offset in self.pieces and offset < len(self.data):
-            offset += self.pieces[offset]
-        return offset
+        return first_gap(self.received)
 
 
 def _write(data: memoryview, offset: int, payload: memoryview) -> None:

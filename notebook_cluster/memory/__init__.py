@@ -4,6 +4,7 @@
 - :class:`Scratch` hands arrays out again for the same use
 - :func:`keep_freed` keeps freed memory with the process, :func:`give_back` gives it to the system
 - :mod:`.nameless` has arrays in files instead, which the system may write to a disk
+- :func:`with_range` keeps account of the bytes of one that have come
 - :func:`amount` says to people how much it is
 
 Where a system gives the pages of a freed array back, as it does beyond some megabytes, the next one costs as much time
@@ -22,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayPool", "Scratch", "amount", "give_back", "keep_freed"]
+__all__ = ["ArrayPool", "Ranges", "Scratch", "amount", "first_gap", "give_back", "keep_freed", "with_range"]
+
+Ranges = tuple[tuple[int, int], ...]
+"""[start, stop) of each run of bytes that is here, sorted, with gaps between them."""
 
 _WORTH_KEEPING = 1 << 20
 """Bytes."""
@@ -165,3 +169,23 @@ def amount(size: float) -> str:
         if size >= factor:
             return f"{size / factor:,.3g} {unit}" if size < 1000 * factor else f"{size / factor:,.0f} {unit}"
     return f"{size:.0f} byte{'' if round(size) == 1 else 's'}"
+
+
+def with_range(ranges: Ranges, start: int, stop: int) -> tuple[Ranges, Ranges]:
+    """``ranges`` and one more, and what of that one was not here."""
+    apart, new, position, low, high = [], [], start, start, stop
+    for first, end in ranges:
+        if end < start or first > stop:
+            apart.append((first, end))
+            continue
+        if position < first:
+            new.append((position, first))
+        position, low, high = max(position, end), min(low, first), max(high, end)
+    if position < stop:
+        new.append((position, stop))
+    return tuple(sorted([*apart, (low, high)])), tuple(new)
+
+
+def first_gap(ranges: Ranges) -> int:
+    """The first byte that is not here."""
+    return ranges[0][1] if ranges and not ranges[0][0] else 0

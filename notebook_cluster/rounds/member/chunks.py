@@ -5,6 +5,7 @@ from copy import copy
 
 import numpy as np
 
+from notebook_cluster.memory import first_gap, with_range
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Seal
 from notebook_cluster.rounds.member.events_effects import (
@@ -140,7 +141,7 @@ def take_chunk(state: MemberState, frame: Frame) -> bool:
     else:
         assembly = assembly or Assembly(vectors.bytes_of(header.total))
         assembly = _with_chunk(assembly, header.offset, frame.payload)
-        if first_gap(assembly) < header.total:
+        if first_gap(assembly.received) < header.total:
             exchange.partial = {**exchange.partial, key: assembly}
             return False
         whole = assembly.data.data.toreadonly()
@@ -161,23 +162,8 @@ def hear(state: MemberState, exchange: Exchange, node: str) -> Exchange:
 
 def _with_chunk(assembly: Assembly, offset: int, payload: Buffer) -> Assembly:
     """``assembly`` with one more chunk, of which only what has not come yet is taken."""
-    data, view = assembly.data, np.frombuffer(payload, np.uint8)
-    position, end, received = offset, offset + view.size, list[tuple[int, int]]()
-    start, stop = offset, end
-    for low, high in assembly.received:
-        if high < offset or low > end:
-            received.append((low, high))
-            continue
-        if position < low:
-            data[position:low] = view[position - offset : low - offset]
-        position = max(position, high)
-        start, stop = min(start, low), max(stop, high)
-    if position < end:
-        data[position:end] = view[position - offset :]
-    return Assembly(data, tuple(sorted([*received, (start, stop)])))
-
-
-def first_gap(assembly: Assembly) -> int:
-    """The first byte that has not come; the number of all when there is none."""
-    start, stop = assembly.received[0]
-    return 0 if start else stop
+    view = np.frombuffer(payload, np.uint8)
+    received, new = with_range(assembly.received, offset, offset + view.size)
+    for start, stop in new:
+        assembly.data[start:stop] = view[start - offset : stop - offset]
+    return Assembly(assembly.data, received)

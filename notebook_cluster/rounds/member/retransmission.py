@@ -7,9 +7,10 @@ with SENT, a frame without payload that comes after it: what has not come by the
 a second WANT, with the ticket of that SENT, makes the sender send it again.
 """
 
+from notebook_cluster.memory import first_gap
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Stalled
-from notebook_cluster.rounds.member.chunks import first_gap, hear, my_bytes, send_slice
+from notebook_cluster.rounds.member.chunks import hear, my_bytes, send_slice
 from notebook_cluster.rounds.member.events_effects import Buffer, Effect, Frame, SendChunk
 from notebook_cluster.rounds.member.state import Exchange, MemberState
 
@@ -56,7 +57,7 @@ def _ask(
         round=exchange.seal.round,
         attempt=exchange.seal.attempt,
         slice=index,
-        offset=first_gap(assembly) if assembly else 0,
+        offset=first_gap(assembly.received) if assembly else 0,
         ticket=exchange.passed.get((node, kind, index), 0),
     )
     effects.append(SendChunk(node, header))

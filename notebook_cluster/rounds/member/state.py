@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from notebook_cluster.codecs import Memory
+from notebook_cluster.memory import Ranges
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import CatchUp, CommittedRound, Prepared, Seal
 from notebook_cluster.protocol.runs import Register
@@ -55,8 +56,7 @@ class Assembly(msgspec.Struct, frozen=True):
 
     data: "NDArray[np.uint8]"
     """All bytes of the slice; only those in ``received`` are set."""
-    received: tuple[tuple[int, int], ...] = ()
-    """[start, stop) of what came, sorted, with gaps between them."""
+    received: Ranges = ()
 
 
 class Exchange(msgspec.Struct):

@@ -29,6 +29,7 @@ from notebook_cluster.checkpoints.kept import CLUSTER_ID, EPOCH
 from notebook_cluster.checkpoints.reading import SUFFIX
 from notebook_cluster.codecs import Vector
 from notebook_cluster.collectives.chunked_messages import reserve
+from notebook_cluster.memory import Ranges, first_gap, with_range
 from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.names import check_name
 from notebook_cluster.protocol.rounds import PartMissing, Save, Saved
@@ -214,11 +215,11 @@ class Pieces:
         self.limit, self._room = limit, room
         self._total: int | None = None
         self._data = reserve(0)
-        self._missing: set[int] = set()
+        self._received: Ranges = ()
 
     @property
     def complete(self) -> bool:
-        return self._total is not None and not self._missing
+        return self._total is not None and self.first_missing == self._total
 
     @property
     def data(self) -> memoryview:
@@ -228,7 +229,7 @@ class Pieces:
     @property
     def first_missing(self) -> int:
         """Offset of the first byte that has not come."""
-        return min(self._missing) if self._total is not None and self._missing else 0
+        return first_gap(self._received)
 
     def add_piece(self, offset: int, total: int, payload: Payload) -> bool:
         """Put one frame in its place; True when it was new.
@@ -240,14 +241,13 @@ class Pieces:
             if not 0 <= total <= self.limit:
                 raise TransferError(f"{total} bytes announced where at most {self.limit} can be right")
             self._total, self._data = total, self._room(total)
-            self._missing = set(range(0, total, CHUNK))
-        if total != self._total or (total and len(payload) != min(CHUNK, total - offset)):
+        cut = offset % CHUNK == 0 and 0 <= offset <= total and len(payload) == min(CHUNK, total - offset)
+        if total != self._total or not cut:
             raise TransferError(f"a piece of {len(payload)} bytes at {offset} of {total} in an array of {self._total}")
-        if offset not in self._missing:
-            return total == 0
-        self._missing.discard(offset)
-        self._data[offset : offset + len(payload)] = payload
-        return True
+        self._received, new = with_range(self._received, offset, offset + len(payload))
+        for start, stop in new:
+            self._data[start:stop] = payload[start - offset : stop - offset]
+        return bool(new) or total == 0
 
 
 def frames_of(data: Payload) -> Iterator[tuple[int, int, memoryview]]:
