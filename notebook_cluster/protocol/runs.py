@@ -101,6 +101,8 @@ class Register(Message, frozen=True):
     """``torch`` or ``mlx``."""
     frozen: list[FrozenRow] | None = None
     """The frozen parameters in sorted order, which do not travel and have to be equal; None: they are not compared."""
+    other_buffers: list[FrozenRow] | None = None
+    """Those of the model's buffers that do not travel either, counters left out; None: they are not compared."""
 
 
 class Registered(Message, frozen=True):

@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from notebook_cluster.client import Cluster
-from notebook_cluster.protocol.runs import FrozenRow
-from notebook_cluster.rounds.leader.frozen import first_frozen, first_of_most, frozen_difference, not_compared
+from notebook_cluster.protocol.runs import FrozenRow, RegisterRefused
+from notebook_cluster.rounds.leader.events_effects import CellBegan
+from notebook_cluster.rounds.leader.frozen import (
+    buffers_difference,
+    first_frozen,
+    first_of_most,
+    frozen_difference,
+    not_compared,
+)
 from notebook_cluster.training.models.frozen import frozen_rows, unread
-from tests.cluster import mend, run, shared_cluster, text_of
-from tests.rounds_helpers import register
+from tests.cluster import Watcher, mend, run, shared_cluster, text_of
+from tests.rounds_helpers import Cluster as Rounds
+from tests.rounds_helpers import register, sent, told
 
 torch = pytest.importorskip("torch")
 
@@ -185,6 +193,43 @@ def test_a_base_that_mlx_has_quantised_is_no_error(cluster: Cluster) -> None:
     assert all("trained local local-2\n" in text for text in said.values()), said
 
 
+# ---- buffers that no round averages ----------------------------------------------------------------------------
+
+FOURIER = """
+class Fourier(torch.nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)))
+        self.register_buffer("seen", torch.tensor(seed))
+        self.register_buffer("cache", torch.randn(3), persistent=False)
+        self.norm, self.head = torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+    def forward(self, x):
+        return self.head(self.norm(torch.sin(x @ self.frequencies)))
+"""
+
+
+def notes_of(cluster: Cluster, cell: str) -> list[str]:
+    """What stands below the cell that is for no node; every node trains to the end."""
+    watcher = Watcher(cluster.execute(cell))
+    ended = watcher.wait_end()
+    assert all(result.status == "ok" for result in ended.results.values()), watcher.text()
+    return watcher.notes
+
+
+def test_a_buffer_made_at_random_is_named_once_in_a_cell_and_nobody_is_refused(cluster: Cluster) -> None:
+    run(cluster, FOURIER)
+    twice = "for name in 'ab':\n    train(Fourier(int(rank == 1)), name=name)\n    train(Fourier(rank % 2), name=name)"
+    first, second = notes_of(cluster, twice)
+    assert first.startswith(
+        "buffers of 'a' differ: 'frequencies' has other values on 'local-2' than on 'local' (rank 0). No round sends or "
+        "averages that one, so each node trains another model with its own: make it alike on every node"
+    )
+    assert second.startswith("buffers of 'b' differ: 'frequencies'")
+    assert notes_of(cluster, twice.splitlines()[-1].strip().replace("name=name", "name='b'")) == [second]
+    assert notes_of(cluster, "train(Fourier(0))") == []
+    assert notes_of(cluster, "train(Fourier(rank), check_frozen=False)") == []
+
+
 # ---- rows, without a cluster -----------------------------------------------------------------------------------
 
 
@@ -255,6 +300,48 @@ def test_a_tensor_without_values_is_named_and_differs_from_none() -> None:
     assert unread([]) == ""
 
 
+def test_buffers_are_compared_that_belong_to_the_model_and_are_in_no_round() -> None:
+    from notebook_cluster.training.models import parameters_of
+
+    model = a_model()
+    model.norm = torch.nn.BatchNorm1d(2)
+    model.register_buffer("mask", torch.ones(2, 2, dtype=torch.bool))
+    model.register_buffer("scale", torch.tensor(2.0))
+    model.register_buffer("step", torch.tensor(7))
+    model.register_buffer("cache", torch.zeros(4), persistent=False)
+    model.register_buffer("nothing", None)
+    rows = frozen_rows(parameters_of(model).buffers_to_compare())
+    assert [row[:3] for row in rows] == [("mask", [2, 2], "bool"), ("scale", [], "float32")]
+    assert all(row[3] for row in rows)
+    assert frozen_rows(parameters_of(torch.compile(model)).buffers_to_compare()) == rows
+    model.scale += 1
+    assert [row[0] for row in frozen_rows(parameters_of(model).buffers_to_compare()) if row not in rows] == ["scale"]
+
+
+def test_of_an_mlx_module_what_it_hides_from_its_parameters_is_compared() -> None:
+    mx = pytest.importorskip("mlx.core")
+    import mlx.nn as nn
+
+    from notebook_cluster.training.models import parameters_of
+
+    class Inner(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self._frequencies, self._seen = mx.zeros((1,)), mx.ones((3,)), mx.array(4)
+
+    class Model(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts, self._scale, self._word = [Inner(), Inner()], mx.array(1.5), "none"
+
+    rows = frozen_rows(parameters_of(Model()).buffers_to_compare())
+    assert [row[:3] for row in rows] == [
+        ("_scale", [], "float32"),
+        ("parts.0._frequencies", [3], "float32"),
+        ("parts.1._frequencies", [3], "float32"),
+    ]
+
+
 def test_a_model_of_very_many_tensors_has_one_row_for_each_module() -> None:
     def rows(value: float) -> list[FrozenRow]:
         model = a_model()
@@ -301,3 +388,32 @@ def test_between_frameworks_what_is_called_alike_is_compared_and_the_rest_told()
     assert frozen_difference(quantised, torch_node, "'mini'", "'local'") == ""
     assert not_compared(same, register(framework="torch", frozen=[W]), "a", "b") == ""
     assert not_compared(torch_node, torch_node, "a", "b") == ""
+
+
+def test_of_a_buffer_that_differs_a_line_is_told_for_each_node_and_cell() -> None:
+    cluster = Rounds("abc")
+    cluster.say("a", register("h0", other_buffers=[W]))
+    cluster.say("b", register("h0", other_buffers=[OTHER]))
+    effects = cluster.say("c", register("h0", other_buffers=None))
+    assert sent(cluster.effects, RegisterRefused) == {}
+    (line,) = told(cluster.effects, "warning")
+    assert line.startswith("buffers of 'model' differ: 'w' has other values on 'b' than on 'a' (rank 0). ")
+    assert [effect.in_cell for effect in effects if getattr(effect, "text", "") == line] == [True]
+    cluster.say("b", register("h0", other_buffers=[OTHER, ("x" * 5000, [1] * 999, "float32", "1")], run=2))
+    assert len(told(cluster.effects, "warning")) == 1
+    cluster.feed(CellBegan(2, ("a", "b")))
+    for name, rows in (("a", [W]), ("b", [W, ("x" * 5000, [1] * 999, "float32", "1")])):
+        cluster.say(name, register("h0", other_buffers=rows, cell=2))
+    first, second = told(cluster.effects, "warning")
+    assert first == line
+    assert "'b' has 'xxx" in second
+    assert "'a' (rank 0) has no 'xxx" in second
+    assert len(second) < 1000
+
+
+def test_between_frameworks_buffers_with_one_name_are_compared() -> None:
+    theirs = register(framework="torch", other_buffers=[W, ("mask", [1], "bool", "3")])
+    assert buffers_difference(register(framework="mlx", other_buffers=[W]), theirs, "b", "a") == ""
+    assert "'w' has other values" in buffers_difference(
+        register(framework="mlx", other_buffers=[OTHER]), theirs, "b", "a"
+    )

@@ -81,6 +81,7 @@ def registration(
         about=about_this_process(),
         framework=parameters.framework,
         frozen=_frozen(strategy, parameters, start, warn),
+        other_buffers=frozen_rows(parameters.buffers_to_compare()) if strategy.check_frozen else None,
     )
 
 

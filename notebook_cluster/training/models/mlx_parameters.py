@@ -234,6 +234,18 @@ class MlxParameters:
             if name not in trained and not name.rpartition(".")[2].startswith("running_"):
                 yield FrozenTensor(name, list(array.shape), _dtype(array), array, (), partial(_pieces, array))
 
+    def buffers_to_compare(self) -> Iterator[FrozenTensor]:
+        """Arrays whose names begin with ``_``, which mlx takes for no parameters; no counters."""
+        import mlx.core as mx
+
+        for path, module in self.model.named_modules():
+            for key, array in module.items():
+                if not key.startswith("_") or not isinstance(array, mx.array):
+                    continue
+                if array.size > 1 or mx.issubdtype(array.dtype, mx.floating):
+                    name = f"{path}.{key}" if path else key
+                    yield FrozenTensor(name, list(array.shape), _dtype(array), array, (), partial(_pieces, array))
+
     def check(self) -> None:
         parameters, buffers = self._named()
         difference = first_difference(_rows(parameters) + _rows(buffers), self.layout.schema)

@@ -97,6 +97,9 @@ class Parameters(Protocol):
     def frozen(self) -> Iterable[FrozenTensor]:
         """What the model has beside the vector, and every node has to have alike: its frozen parameters."""
 
+    def buffers_to_compare(self) -> Iterable[FrozenTensor]:
+        """What no round sends, is part of the model, and need not be alike, but mostly is meant to be."""
+
     def check(self) -> None:
         """Raises:
         ValueError: the model's parameters are no longer those of ``layout``; names the first that differs.

@@ -1,4 +1,4 @@
-"""The frozen parameters of a torch module (see :mod:`.frozen`)."""
+"""The frozen parameters of a torch module, and its buffers that stay where they are (see :mod:`.frozen`)."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,15 +15,35 @@ _SAMPLED = 256
 
 
 def frozen_tensors(model: "torch.nn.Module") -> Iterator[FrozenTensor]:
-    """Each parameter without ``requires_grad``, under every name that it has. Buffers are not among them: running
-    statistics travel, and counters, masks and caches may be others on each node."""
-    frozen = {
+    """Each parameter without ``requires_grad``, under every name that it has."""
+    named = model.named_parameters(remove_duplicate=False)
+    yield from _as_frozen(model, {name: tensor for name, tensor in named if not tensor.requires_grad})
+
+
+def buffers_to_compare(model: "torch.nn.Module") -> Iterator[FrozenTensor]:
+    """Each buffer that no round averages and the ``state_dict`` has, without counters: whole numbers that stand alone.
+    A buffer that is not in the ``state_dict`` is a cache, which each node makes for itself."""
+    kept = model.state_dict(keep_vars=True)
+    yield from _as_frozen(model, {
         name: tensor
-        for name, tensor in model.named_parameters(remove_duplicate=False)
-        if not tensor.requires_grad and not _unmade(tensor)
-    }
-    plain = plain_names(model, list(frozen))
-    for name, tensor in frozen.items():
+        for name, tensor in model.named_buffers(remove_duplicate=False)
+        if name in kept and not is_averaged(name, tensor) and not _counts(tensor)
+    })  # fmt: skip
+
+
+def is_averaged(name: str, buffer: "torch.Tensor") -> bool:
+    """Whether it is in rounds: running statistics of normalisation layers."""
+    return name.rpartition(".")[2].startswith("running_") and buffer.is_floating_point()
+
+
+def _counts(buffer: "torch.Tensor") -> bool:
+    return not _unmade(buffer) and buffer.numel() == 1 and not buffer.is_floating_point()
+
+
+def _as_frozen(model: "torch.nn.Module", named: "dict[str, torch.Tensor]") -> Iterator[FrozenTensor]:
+    named = {name: tensor for name, tensor in named.items() if not _unmade(tensor)}
+    plain = plain_names(model, list(named))
+    for name, tensor in named.items():
         here = not tensor.is_meta and not is_distributed_tensor(tensor)
         yield FrozenTensor(
             plain[name],

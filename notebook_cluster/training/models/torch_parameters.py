@@ -12,7 +12,7 @@ from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.vectors import SchemaRow, TensorLayout
 from notebook_cluster.training.models.frozen import FrozenTensor
 from notebook_cluster.training.models.parameters import TensorParts, first_difference, rounded_parts
-from notebook_cluster.training.models.torch_frozen import frozen_tensors
+from notebook_cluster.training.models.torch_frozen import buffers_to_compare, frozen_tensors, is_averaged
 from notebook_cluster.training.models.torch_names import check_usable, check_whole, former_name, plain_names
 from notebook_cluster.training.models.torch_optimizer import TorchOptimizerState, make_step
 from notebook_cluster.training.models.torch_state import TorchState
@@ -285,6 +285,9 @@ class TorchParameters(TorchState):
     def frozen(self) -> Iterator[FrozenTensor]:
         return frozen_tensors(self.model)
 
+    def buffers_to_compare(self) -> Iterator[FrozenTensor]:
+        return buffers_to_compare(self.model)
+
     def check(self) -> None:
         parameters, buffers = self._named()
         difference = first_difference(_rows(parameters) + _rows(buffers), self.layout.schema)
@@ -307,11 +310,7 @@ class TorchParameters(TorchState):
         parameters: dict[str, torch.Tensor] = {
             name: tensor for name, tensor in self.model.named_parameters() if tensor.requires_grad
         }
-        buffers = {
-            name: tensor
-            for name, tensor in self.model.named_buffers()
-            if name.rpartition(".")[2].startswith("running_") and tensor.is_floating_point()
-        }
+        buffers = {name: tensor for name, tensor in self.model.named_buffers() if is_averaged(name, tensor)}
         return parameters, buffers
 
     def _former(self) -> dict[str, str]:
