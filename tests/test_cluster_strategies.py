@@ -162,6 +162,39 @@ sync.finish()
     assert [note.partition(": ")[0] for note in watcher.notes] == [told]
 
 
+ALL = "'local', 'local-2', 'local-3'"
+
+
+@pytest.mark.parametrize(
+    ("made", "data", "told"),
+    [
+        ("", "step", f"{ALL} did the same work for 'odd' in rounds 1 and 2, to the bit"),
+        ("model = network(0)", "100 * step + rank", f"the model of 'odd' is not trained on {ALL}"),
+        ("", "100 * step + rank", ""),
+    ],
+    ids=["same data", "made anew", "as it should be"],
+)
+def test_a_loop_that_trains_nothing_together_is_named_below_the_cell(
+    cluster: Cluster, made: str, data: str, told: str
+) -> None:
+    watcher = Watcher(
+        cluster.execute(f"""
+model = network(0)
+sync = nc.DiLoCo(model, every=5, name="odd", fresh=True)
+{made}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(15):
+    optimizer.zero_grad()
+    loss_of(model, {data}).backward()
+    optimizer.step()
+    sync.step(samples=16)
+sync.finish()
+""")
+    )
+    watcher.wait_end()
+    assert [note.partition(": ")[0] for note in watcher.notes] == [told] * bool(told)
+
+
 MLX = """
 import mlx.core as mx, mlx.nn as mlx_nn, mlx.optimizers as mlx_optim
 from mlx.utils import tree_flatten

@@ -244,3 +244,35 @@ def test_of_a_strategy_that_sends_gradients_it_is_said_of_them():
         cluster.say(name, register("h0", every_step=True))
     cluster.arrive("ab", steps=10, norm=0.0)
     assert "not trained on 'a', 'b': all gradients are 0." in told(cluster.effects, "warning")[0]
+
+
+# ---- nodes that do the same work -------------------------------------------------------------------------------
+
+
+def test_nodes_that_bring_the_same_twice_in_a_row_are_named_once():
+    cluster = Cluster().train()
+    play(cluster, 1, "ab", sample="x", norm=0.25)
+    cluster.arrive("c", number=1, sample="y", norm=0.25)
+    cluster.prepare("abc")
+    assert told(cluster.effects, "warning") == []
+    for number in (2, 3, 4):
+        play(cluster, number, "ab", sample="x", norm=0.5)
+        cluster.arrive("c", number=number, base=f"h{number - 1}", sample="x", norm=0.75)
+        cluster.prepare("abc", number=number, state_hash=f"h{number}")
+    (line,) = told(cluster.effects, "warning")
+    assert line.startswith("'a', 'b' did the same work for 'model' in rounds 1 and 2, to the bit: ")
+    assert "nc.shard(data, batch_size=...)" in line
+    (effect,) = [effect for effect in cluster.effects if getattr(effect, "text", "") == line]
+    assert effect.in_cell
+
+
+def test_what_is_the_same_in_one_round_only_or_is_no_work_is_not_named():
+    cluster = Cluster().train()
+    for number, names in enumerate(("ab", "bc", "ca", ""), 1):
+        for name in "abc":
+            sample = "x" if name in names else name
+            cluster.arrive(name, number=number, base=f"h{number - 1}", sample=sample)
+        cluster.prepare("abc", number=number, state_hash=f"h{number}")
+    for number in (5, 6, 7):
+        play(cluster, number, samples=0.0, steps=0, sample="")
+    assert told(cluster.effects, "warning") == []

@@ -64,6 +64,9 @@ class Arrived(Message, frozen=True):
     (:mod:`notebook_cluster.rounds.numerics.bits`)."""
     optimizer: str = ""
     """What this node's own optimiser steps with, as one line; empty: no node has one of its own."""
+    sample: str = ""
+    """A hash of some bytes of the contribution: of two that differ it differs, but of two that are nearly alike it may
+    not."""
 
 
 class Close(Message, frozen=True):

@@ -8,14 +8,14 @@ import pytest
 
 from notebook_cluster.client import Cluster
 from notebook_cluster.protocol.runs import FrozenRow, RegisterRefused
-from notebook_cluster.rounds.leader.events_effects import CellBegan
-from notebook_cluster.rounds.leader.frozen import (
+from notebook_cluster.rounds.leader.alike import (
     buffers_difference,
     first_frozen,
     first_of_most,
     frozen_difference,
     not_compared,
 )
+from notebook_cluster.rounds.leader.events_effects import CellBegan
 from notebook_cluster.training.models.frozen import frozen_rows, unread
 from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.rounds_helpers import Cluster as Rounds

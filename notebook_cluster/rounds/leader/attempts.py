@@ -20,6 +20,7 @@ from notebook_cluster.protocol.rounds import (
     Slice,
     fragment_of,
 )
+from notebook_cluster.rounds.leader.alike import tell_same_work, tell_unchanged, tell_unlike_steps
 from notebook_cluster.rounds.leader.arrivals import (
     gathered,
     hold_arrivals,
@@ -43,8 +44,6 @@ from notebook_cluster.rounds.leader.unlike import (
     stop,
     tell_mismatches,
     tell_once_more,
-    tell_unchanged,
-    tell_unlike_steps,
 )
 from notebook_cluster.rounds.numerics.bits import any_of, float_bits
 
@@ -111,6 +110,7 @@ def _seal(transition: Transition, job: JobState, names: list[str]) -> None:
     job.quorum_since = None
     tell_unlike_steps(transition, job, arrivals)
     tell_unchanged(transition, job, arrivals)
+    tell_same_work(transition, job, arrivals)
     seal = Seal(
         job=job.name,
         round=job.round + 1,

@@ -5,7 +5,13 @@ import math
 from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRecord
 from notebook_cluster.protocol.rounds import Behind, OuterChange, OuterSettings
 from notebook_cluster.protocol.runs import Joined, Register, Registered, RegisterRefused
-from notebook_cluster.rounds.leader.frozen import buffers_difference, first_of_most, frozen_difference, not_compared
+from notebook_cluster.rounds.leader.alike import (
+    buffers_difference,
+    first_of_most,
+    first_time,
+    frozen_difference,
+    not_compared,
+)
 from notebook_cluster.rounds.leader.runs import (
     begin_run,
     is_in,
@@ -220,12 +226,9 @@ def _accept(transition: Transition, job: JobState, node: str) -> bool:
 
 def _tell_buffers(transition: Transition, job: JobState, node: str, register: Register) -> None:
     """Once for each node and cell: some models' buffers change as they train, and nobody needs that in every run."""
-    cell, told = job.buffers_told
-    told = told if cell == job.cell else ()
     line = buffers_difference(register, job.settings, repr(node), _reference(transition, job))
-    if line and node not in told:
+    if line and first_time(job, "buffers", node):
         transition.tell("warning", line, in_cell=True)
-        job.buffers_told = job.cell, (*told, node)
 
 
 def _refuse(transition: Transition, job: JobState, node: str, register: Register, reason: str) -> None:

@@ -41,7 +41,7 @@ def begin_run(job: JobState, cell: int, run: int, now: float) -> None:
     if cell > job.cell:
         job.later, job.passing = {}, frozenset()
     job.cell, job.run, job.ended, job.stopped, job.unlike = cell, run, False, "", (0, "")
-    job.stopping, job.unchanged = frozenset(), {}
+    job.stopping, job.unchanged, job.same_work = frozenset(), {}, (0, (), 0)
     job.registering, job.first_register = True, now
     job.open, job.cohort, job.quorum_since = None, frozenset(), None
     for name in job.participants:

@@ -165,8 +165,10 @@ class JobState(msgspec.Struct):
     unchanged: dict[str, tuple[int, int, int]] = {}
     """Node -> (the last round it was in, since when nothing has changed in its model: rounds, steps), of this run;
     replaced, never written to."""
-    buffers_told: tuple[int, tuple[str, ...]] = (0, ())
-    """(cell, the nodes of which was told in it that a buffer is not as that of the lowest rank)."""
+    same_work: tuple[int, tuple[str, ...], int] = (0, (), 0)
+    """(the last round, the nodes that had the same contribution in it, for how many rounds in a row)."""
+    told: tuple[int, frozenset[tuple[str, str]]] = (0, frozenset())
+    """(cell, what was told in it of which node): it is not told again."""
     unlike: tuple[int, str] = (0, "")
     """(round, hash of the state before it) of the round of this run that was played again because its nodes computed
     different states."""

@@ -1,5 +1,4 @@
-"""PREPARED nodes that computed different states, and nodes whose work cannot be what was meant: who is right, and what
-people are told.
+"""PREPARED nodes that computed different states: who is right, and what people are told.
 
 More than half of those that are PREPARED in the round decide. Fewer cannot: of two that differ either may be the one
 whose processor or memory is broken. Then the same work is played once more, and a second time the job stops: its
@@ -9,7 +8,6 @@ nodes get an error, and keep the state before the round.
 from collections.abc import Mapping
 
 from notebook_cluster.journal.records import StopRecord
-from notebook_cluster.protocol.rounds import Arrived
 from notebook_cluster.protocol.runs import RegisterRefused
 from notebook_cluster.rounds.leader.state import JobState, OpenAttempt, Transition, change, live
 
@@ -18,9 +16,6 @@ Outcome = tuple[str, ...]
 
 _MOST_TEXT = 60
 _MOST_FACTS = 16
-_MOST_SETTINGS = 240
-_MANY_STEPS = 10
-"""So many may do nothing: a warm-up begins at a learning rate of 0, and a scaler of gradients skips its first steps."""
 
 
 def outcomes(transition: Transition, attempt: OpenAttempt) -> dict[Outcome, list[str]]:
@@ -125,49 +120,5 @@ def _facts(transition: Transition, job: JobState, attempt: OpenAttempt) -> str:
     return f"{'; '.join(parts)}: make them alike"
 
 
-def tell_unlike_steps(transition: Transition, job: JobState, arrivals: Mapping[str, Arrived]) -> None:
-    """Say which nodes step with other settings than the lowest rank, where each makes the step of a round itself:
-    nothing else would find that, for all get the same mean. ``arrivals`` are in rank order."""
-    steps = {name: _printable(arrived.optimizer, _MOST_SETTINGS) for name, arrived in arrivals.items()}
-    stepping = [name for name, text in steps.items() if text]
-    differ = tuple(name for name in stepping if steps[name] != steps[stepping[0]])
-    if not set(differ) <= set(job.steps_differ):
-        said = ", ".join(f"{name!r} {steps[name]}" for name in (stepping[0], *differ)[:_MOST_FACTS])
-        transition.tell(
-            "warning",
-            f"optimizers of {job.name!r} differ in round {job.round + 1} ({said}): every node makes the step itself, "
-            "so the models drift apart; make optimizer and schedule alike, with as many steps, on all nodes",
-            in_cell=True,
-        )
-    job.steps_differ = (*differ, *(name for name in job.steps_differ if name not in steps))
-
-
-def tell_unchanged(transition: Transition, job: JobState, arrivals: Mapping[str, Arrived]) -> None:
-    """Say whose steps have changed nothing, over a round of each fragment at least: what is trained is another model
-    than the one that is averaged, which no error would ever show."""
-    round, before = job.round + 1, job.unchanged
-    now = dict(before)
-    for name, arrived in arrivals.items():
-        last, rounds, steps = before.get(name, (0, 0, 0))
-        if last != round and arrived.steps > 0 and arrived.finite:  # a round that is sealed again counts once
-            now[name] = (round, 0, 0) if arrived.norm else (round, rounds + 1, min(steps + arrived.steps, _MANY_STEPS))
-    job.unchanged = now
-    found = [name for name in arrivals if _unchanged(job, now, name) and not _unchanged(job, before, name)]
-    if found:
-        who = ", ".join(map(repr, found[:_MOST_FACTS]))
-        what = "all gradients are 0" if job.settings.every_step else "the steps of the loop change nothing in it"
-        transition.tell(
-            "warning",
-            f"the model of {job.name!r} is not trained on {who}: {what}. Is it the one that the loop and its optimizer "
-            "have (not made anew after the sync object), and is the learning rate above 0?",
-            in_cell=True,
-        )
-
-
-def _unchanged(job: JobState, rows: Mapping[str, tuple[int, int, int]], name: str) -> bool:
-    _, rounds, steps = rows.get(name, (0, 0, 0))
-    return rounds >= job.settings.fragments and steps >= _MANY_STEPS
-
-
-def _printable(text: str, most: int = _MOST_TEXT) -> str:
-    return "".join(filter(str.isprintable, text[:most]))
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text[:_MOST_TEXT]))

@@ -6,6 +6,8 @@ steps as the others did; the hash after each of them shows that it came to the s
 
 from copy import copy
 
+import xxhash
+
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import MOST_MISSED, Arrived, Behind, CatchUp, Member, Seal
 from notebook_cluster.protocol.runs import Joined, Registered
@@ -14,6 +16,7 @@ from notebook_cluster.rounds.member.events_effects import (
     BeginRun,
     BeginTraining,
     Boundary,
+    Buffer,
     CancelFetch,
     Effect,
     FetchState,
@@ -26,6 +29,9 @@ from notebook_cluster.rounds.member.events_effects import (
 from notebook_cluster.rounds.member.next_state import computed
 from notebook_cluster.rounds.member.retransmission import request_missing
 from notebook_cluster.rounds.member.state import Exchange, MemberState, most_kept, state_bytes
+
+_SAMPLED = 4096
+"""Bytes."""
 
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
@@ -118,7 +124,14 @@ def current_arrival(state: MemberState) -> Arrived | None:
         more=mine.more,
         gradients=mine.gradients,
         optimizer=mine.optimizer,
+        sample=_sample(mine.encoded),
     )
+
+
+def _sample(encoded: Buffer) -> str:
+    """The hash of at most some thousand bytes of ``encoded``, evenly spread."""
+    view = memoryview(encoded).cast("B")
+    return xxhash.xxh3_64_hexdigest(bytes(view[:: 1 + len(view) // _SAMPLED])) if len(view) else ""
 
 
 def on_registered(state: MemberState, message: Registered, effects: list[Effect]) -> None:
