@@ -126,10 +126,19 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("notebook_cluster.protocol.wire").VERSION
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_meant(name)}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def _meant(name: str) -> str:
+    """``: do you mean 'DiLoCo'?``, or nothing. Python says so itself, but a notebook does not show it."""
+    import difflib
+
+    known = {one.lower(): one for one in __all__}
+    close = difflib.get_close_matches(name.lower(), known, 1, 0.75)
+    return f": do you mean {known[close[0]]!r}?" if close and not name.startswith("_") else ""
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,12 @@
 """The strategies on real kernels: equal states after every round, nodes of unlike speed, a step that loses a node."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from notebook_cluster.client import Cluster
-from tests.cluster import Watcher, mend, run, shared_cluster
+from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.training_cells import SETUP, job
 
 NAMES = ("local", "local-2", "local-3")
@@ -193,6 +194,32 @@ sync.finish()
     )
     watcher.wait_end()
     assert [note.partition(": ")[0] for note in watcher.notes] == [told] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nc.DiLoco(model)", "no attribute 'DiLoco': do you mean 'DiLoCo'?"),
+        ("nc.fit(model)", "module 'notebook_cluster' has no attribute 'fit'"),
+        (
+            "nc.DiLoCo(model, 3, every=10)",
+            "for argument 'every': it is nc.DiLoCo(model, every); by name name=, outer_lr=",
+        ),
+        ("nc.DataParallel(model)", "'optimizer': it is nc.DataParallel(model, optimizer); by name name="),
+        ("nc.shard([1], [2], batch_size=1)", "'batch_size': it is nc.shard(data, batch_size); by name shuffle="),
+        ("nc.shard([1], 1)[0]", "a shard is no dataset for a DataLoader: it gives this node's batches itself"),
+        ("nc.DiLoCo(model, codec='int5')", "codec='int5': use one of 'float32', "),
+        ("nc.DiLoCo(model, resume='nothing')", "checkpoint 'nothing' was not found on local"),
+        ("nc.DiLoCo(model).step(samples='many')", "samples='many': pass the number of examples in the batch"),
+    ],
+)
+def test_a_mistake_is_shown_where_the_user_made_it_with_the_way_out(cluster: Cluster, line: str, said: str) -> None:
+    ended, outputs = cluster.run(f"model = network(0)\n{line}")
+    assert {result.status for result in ended.results.values()} == {"error"}
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text_of(outputs, "local"))
+    assert said in text
+    assert f"----> 2 {line}" in text
+    assert ".py:" not in text, "no line of the package stands between the user's and the message"
 
 
 MLX = """

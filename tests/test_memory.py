@@ -3,6 +3,7 @@
 import random
 import sys
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_ranges_are_the_bytes_that_came_and_each_is_new_once(seed: int) -> None:
         assert came == set(range(start, stop)) - here
         here |= came
         assert {byte for low, high in ranges for byte in range(low, high)} == here
-        assert all(end < begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(end < begin for (_, end), (begin, _) in pairwise(ranges))
         assert first_gap(ranges) == min(set(range(size + 1)) - here)
     assert ranges == ((0, size),)
     assert with_range(ranges, 5, 9) == (ranges, ())

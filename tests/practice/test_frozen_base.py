@@ -221,8 +221,8 @@ def test_a_buffer_made_at_random_is_named_once_in_a_cell_and_nobody_is_refused(c
     twice = "for name in 'ab':\n    train(Fourier(int(rank == 1)), name=name)\n    train(Fourier(rank % 2), name=name)"
     first, second = notes_of(cluster, twice)
     assert first.startswith(
-        "buffers of 'a' differ: 'frequencies' has other values on 'local-2' than on 'local' (rank 0). No round sends or "
-        "averages that one, so each node trains another model with its own: make it alike on every node"
+        "buffers of 'a' differ: 'frequencies' has other values on 'local-2' than on 'local' (rank 0). No round sends "
+        "or averages that one, so each node trains another model with its own: make it alike on every node"
     )
     assert second.startswith("buffers of 'b' differ: 'frequencies'")
     assert notes_of(cluster, twice.splitlines()[-1].strip().replace("name=name", "name='b'")) == [second]

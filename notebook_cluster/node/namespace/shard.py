@@ -166,6 +166,12 @@ class Shard:
             )
         self._what = 0, self._seed, False
 
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            "a shard is no dataset for a DataLoader: it gives this node's batches itself, so loop over "
+            "nc.shard(data, batch_size=64); for workers or a collate_fn over nc.shard(DataLoader(data, ...))"
+        )
+
     def __len__(self) -> int:
         if self._stream is not None:
             raise TypeError("a shard of a stream has no length: it ends with the stream")

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import inspect
 import os
 import re
 import shlex
@@ -25,7 +26,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, Any
 
-from notebook_cluster.collectives import Deadlock, PeerLost
 from notebook_cluster.node.namespace.variables import describe_namespace
 from notebook_cluster.protocol.interaction import FetchVariables, Variables
 from notebook_cluster.protocol.wire import Message
@@ -238,10 +238,28 @@ class CellNumbers:
 
 
 def shorten_tracebacks(ip: Any) -> None:
-    """In shell ``ip`` show :class:`PeerLost` and :class:`Deadlock` without the frames below the user's call, and a Stop
-    with the user's lines only, without the lines around each: these cost 8 to 50 ms of every node, and a cell that is
-    stopped should end at once."""
-    ip.set_custom_exc((Deadlock, PeerLost, KeyboardInterrupt), _show)
+    """In shell ``ip`` show what this package raises without the frames below the user's call, and a Stop with the
+    user's lines only, without the lines around each: these cost 8 to 50 ms of every node, and a cell that is stopped
+    should end at once. A call of ours with arguments that it does not take says which it takes."""
+    ip.set_custom_exc(
+        (KeyboardInterrupt, AttributeError, MemoryError, OSError, RuntimeError, TypeError, ValueError), _show
+    )
+
+
+_CALLED = re.compile(r"(\w+)(\.__init__)?\(\) (got|missing|takes)\b")
+
+
+def explain_call(error: BaseException) -> None:
+    """Python's own message says ``got multiple values for argument 'every'``: where the name is one of ours the
+    arguments are added, those that need no name first."""
+    nc, said = sys.modules[_PACKAGE.rstrip(".")], _CALLED.match(str(error))
+    if not isinstance(error, TypeError) or said is None or said[1] not in nc.__all__:
+        return
+    parameters = inspect.signature(getattr(nc, said[1])).parameters.values()
+    placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
+    more = f"; by name {', '.join(named)}" if named else ""
+    error.args = (f"{error}: it is nc.{said[1]}({', '.join(placed)}){more}",)
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -250,7 +268,7 @@ def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
-    while len(entries) > 1 and entries[-1].tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+    while len(entries) > 1 and f"{entries[-1].tb_frame.f_globals.get('__name__', '')}.".startswith(_PACKAGE):
         entries.pop()
     return _linked(entries)
 
@@ -286,6 +304,7 @@ def _show(ip: Any, kind: type, value: BaseException, traceback: TracebackType, t
     formatter = ip.InteractiveTB
     mode = formatter.mode
     shorten = without_our_frames
+    explain_call(value)
     if isinstance(value, KeyboardInterrupt):
         formatter.set_mode("Plain")
         # What was caught while it came is told with frames of its own.

@@ -35,9 +35,9 @@ def frozen_difference(register: Register, reference: Register, node: str, refere
         return ""
     here, there = _rows(register.frozen).get(name), _rows(reference.frozen).get(name)
     return (
-        f"frozen parameters differ: {_difference(name, here, there, node, reference_node)}. They do not travel, so load the same base on every node (after the "
-        "same torch.manual_seed where it is made at random, or with nc.broadcast); check_frozen=False where that is on "
-        "purpose"
+        f"frozen parameters differ: {_difference(name, here, there, node, reference_node)}. They do not travel, so "
+        "load the same base on every node (after the same torch.manual_seed where it is made at random, or with "
+        "nc.broadcast); check_frozen=False where that is on purpose"
     )
 
 
@@ -53,8 +53,8 @@ def buffers_difference(register: Register, reference: Register, node: str, refer
         return ""
     here, there = _rows(register.other_buffers).get(name), _rows(reference.other_buffers).get(name)
     return (
-        f"buffers of {register.job!r} differ: {_difference(name, here, there, node, reference_node)}. No round sends or "
-        "averages that one, so each node trains another model with its own: make it alike on every node (after the "
+        f"buffers of {register.job!r} differ: {_difference(name, here, there, node, reference_node)}. No round sends "
+        "or averages that one, so each node trains another model with its own: make it alike on every node (after the "
         "same torch.manual_seed where it is made at random, or with nc.broadcast); check_frozen=False where it is "
         "meant to differ"
     )
@@ -177,8 +177,8 @@ def tell_same_work(transition: Transition, job: JobState, arrivals: Mapping[str,
         if job.same_work[2] >= _SAME_ROUNDS and first_time(job, "same work", *same):
             transition.tell(
                 "warning",
-                f"{', '.join(map(repr, same[:_MOST_FACTS]))} did the same work for {job.name!r} in rounds {round - 1} and "
-                f"{round}, to the bit: with the same data in the same order they are no faster than one node. "
+                f"{', '.join(map(repr, same[:_MOST_FACTS]))} did the same work for {job.name!r} in rounds {round - 1} "
+                f"and {round}, to the bit: with the same data in the same order they are no faster than one node. "
                 "nc.shard(data, batch_size=...) gives each its part; where you shuffle yourself, do it after "
                 "torch.manual_seed(nc.rank())",
                 in_cell=True,

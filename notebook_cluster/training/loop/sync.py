@@ -201,9 +201,10 @@ class RoundSync(GoesOn):
         self._call.steps += 1
         if self._stopped is not None or self._job.stopped is not None:
             self._train_on()
-        self._replica.count(check_samples(samples))
+        count = check_samples(samples)
+        self._replica.count(count)
         self._schedule.count()
-        self._progress.count(loss, samples)
+        self._progress.count(loss, count)
         self._step_taken()
         if self._job.has_notices():
             self._handle_notices()
