@@ -55,6 +55,29 @@ def test_progress_bars_for_notebooks_are_text_that_moves(notebook: NotebookKerne
         assert "30/30" in shown
 
 
+def said(notebook: NotebookKernel, code: str) -> str:
+    """What a cell that must fail shows beside its error."""
+    cell = notebook.run(code)
+    assert cell.error is not None, cell.shown
+    return cell.shown
+
+
+def test_a_name_that_lives_on_the_nodes_is_said_to_where_on_all_was_forgotten(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\nmodel = 3")
+    shown = said(notebook, "print(model)")
+    assert shown == (
+        "'model' is on local, not in the notebook: begin this cell with %%on_all, or bring it here with %pull model\n"
+    )
+    assert said(notebook, "nc.barrier()") == "'nc' is there on the nodes: begin this cell with %%on_all\n"
+    assert said(notebook, "print(modle)") == said(notebook, "1 / 0") == ""
+    assert said(notebook, "%%on_all\nprint(modle)").count("'modle' is not defined") == 1
+    notebook.works("%cluster stop")
+    begin = "'rank' is there on nodes of a cluster: %cluster start, then begin this cell with %%on_all\n"
+    assert said(notebook, "rank") == begin
+    notebook.works("%unload_ext notebook_cluster")
+    assert said(notebook, "rank") == ""
+
+
 def test_a_mistyped_variable_is_compared_with_those_of_the_notebook_only(notebook: NotebookKernel) -> None:
     assert error_of(notebook, "%push opem") == "the notebook has no variable 'opem'"
 

@@ -5,7 +5,15 @@ import pytest
 from notebook_cluster.magics.completion import complete
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PUSH
-from notebook_cluster.magics.parsing import find_node, help_text, parse_cluster, parse_line, resolve
+from notebook_cluster.magics.parsing import (
+    find_node,
+    help_on,
+    help_text,
+    parse_cluster,
+    parse_line,
+    resolve,
+    wants_help,
+)
 from notebook_cluster.magics.session import default_cluster_name
 from notebook_cluster.protocol.state import NodeView
 
@@ -87,7 +95,7 @@ def test_what_is_no_number_of_parameters_names_what_was_typed(text):
     )
 
 
-@pytest.mark.parametrize("line", ["", "  ", "help", "--help", "-h"])
+@pytest.mark.parametrize("line", ["", "  ", "help", "--help", "-h", "start --help", "start mini -h", "nonsense --help"])
 def test_nothing_or_help_asks_for_the_help(line):
     assert parse_cluster(line) is None
 
@@ -97,6 +105,16 @@ def test_the_help_names_every_subcommand_and_magic():
     assert all(f"%cluster {name}" in text for name in COMMANDS)
     assert all(magic in text for magic in ("%%on_all", "%%on ", "%push"))
     assert all(option.usage in text for command in COMMANDS.values() for option in command.options)
+
+
+def test_the_help_on_a_subcommand_is_of_that_one():
+    text = help_on("runs --help")
+    assert text.startswith("%cluster runs ")
+    assert "\n%" not in text
+    assert help_on("--help") == help_on("nonsense -h") == help_text()
+    assert help_text(ON).startswith("%%on TARGETS...")
+    assert wants_help("0,2 --help")
+    assert not wants_help("helper --head help")
 
 
 def test_unknown_subcommand_names_it_the_nearest_and_all():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.magics.parsing import DEVICE_WORDS, MEMORY_WORDS, memory_words, parse_line, resolve
-from notebook_cluster.magics.session import LOCAL, NotebookSession, goes_to_nodes
+from notebook_cluster.magics.session import LOCAL, NotebookSession, goes_to_nodes, unregister
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
@@ -148,6 +148,9 @@ def _is_sticky(cell: str) -> bool:
         return True  # not as it can be run; the names are those of the nodes all the same
 
 
+_ON_EVERY_NODE = ("nc", "rank", "world_size", "device")
+
+
 class RemoteNames:
     """Asks the nodes of the notebook's cluster."""
 
@@ -157,7 +160,9 @@ class RemoteNames:
         self.matcher = self._make_matcher()
 
     def load(self, kernel: Any) -> None:
-        """Let ``kernel`` inspect names of nodes too."""
+        """Let ``kernel`` inspect names of nodes too, and say of a name that a cell misses here that it is on the
+        nodes."""
+        self._session.shell.events.register("post_run_cell", self._say_where)
         if kernel is None or not hasattr(kernel, "do_inspect"):
             return
         original = kernel.do_inspect
@@ -171,11 +176,27 @@ class RemoteNames:
 
     def unload(self) -> None:
         """Give the kernel its own inspection back, unless somebody has wrapped it once more."""
+        unregister(self._session.shell.events, "post_run_cell", self._say_where)
         if self._wrapped is not None:
             kernel, wrapper = self._wrapped
             if vars(kernel).get("do_inspect") is wrapper:
                 del kernel.do_inspect
             self._wrapped = None
+
+    def _say_where(self, result: Any) -> None:
+        """Below a cell of the notebook: ``%%on_all`` was forgotten."""
+        name = getattr(result.error_in_exec, "name", None) if isinstance(result.error_in_exec, NameError) else None
+        cluster = self._session.cluster
+        if cluster is None or cluster.connection.closed is not None:
+            if name in _ON_EVERY_NODE:
+                print(f"{name!r} is there on nodes of a cluster: %cluster start, then begin this cell with %%on_all")
+        elif name in _ON_EVERY_NODE:
+            print(f"{name!r} is there on the nodes: begin this cell with %%on_all")
+        elif name is not None:
+            answer = cluster.complete(name, len(name), [])
+            if answer is not None and any(found.text == name for found in answer.suggestions):
+                way = f"begin this cell with %%on_all, or bring it here with %pull {name}"
+                print(f"{name!r} is on {answer.node}, not in the notebook: {way}")
 
     def _make_matcher(self) -> Any:
         """A matcher for ``shell.Completer.custom_matchers``."""

@@ -11,8 +11,16 @@ from notebook_cluster.magics.errors import CellInterrupted, ClusterProblem, Remo
 from notebook_cluster.magics.execution.cells import run_cell
 from notebook_cluster.magics.execution.handle import CellHandle, start_cell
 from notebook_cluster.magics.execution.node_values import NodeValues
-from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH
-from notebook_cluster.magics.parsing import choose_canary, help_text, parse_cluster, parse_line, resolve
+from notebook_cluster.magics.grammar import ON, ON_ALL, PULL, PUSH, Command
+from notebook_cluster.magics.parsing import (
+    choose_canary,
+    help_on,
+    help_text,
+    parse_cluster,
+    parse_line,
+    resolve,
+    wants_help,
+)
 from notebook_cluster.magics.session import NotebookSession, StickyCells, show_mark
 from notebook_cluster.magics.transfer_commands import pull, push
 from notebook_cluster.protocol.state import NodeView
@@ -80,17 +88,19 @@ class Extension:
         """Start, steer and end a cluster: %cluster start, %cluster alone shows all there is."""
         call = parse_cluster(line)
         if call is None:
-            print(help_text())
+            print(help_on(line))
             return None
         with _plain_errors(f"%cluster {call.command.name}", self.session):
             return run_command(self.session, call)
 
     def _on_all(self, line: str, cell: str) -> CellHandle | None:
         """Run the cell on every node: %%on_all [--timeout S] [--no-replay] [--async] [-o VAR] [--canary [NODE]]."""
-        return self._run(parse_line(ON_ALL, line).options, cell, None)
+        return None if _helped(ON_ALL, line) else self._run(parse_line(ON_ALL, line).options, cell, None)
 
     def _on(self, line: str, cell: str) -> CellHandle | None:
         """Run the cell on some nodes: %%on 0,2 or 1-3, mini,desk, cuda, vram>=8GB, !mini; options as %%on_all."""
+        if _helped(ON, line):
+            return None
         call = parse_line(ON, line)
         return self._run(call.options, cell, call.arguments)
 
@@ -106,6 +116,8 @@ class Extension:
 
     def _push(self, line: str) -> None:
         """Send variables to every node: %push NAME... [--to TARGETS] (plain data, numpy, torch, MLX, pandas)."""
+        if _helped(PUSH, line):
+            return
         call = parse_line(PUSH, line)
         cluster = self.session.require()
         with _plain_errors("%push", self.session):
@@ -113,10 +125,20 @@ class Extension:
 
     def _pull(self, line: str) -> None:
         """Bring variables of the nodes here, as {node: value}: %pull NAME... [--from TARGETS] [--as VAR]."""
+        if _helped(PULL, line):
+            return
         call = parse_line(PULL, line)
         cluster = self.session.require()
         with _plain_errors("%pull", self.session):
             pull(self.session, cluster, call)
+
+
+def _helped(command: Command, line: str) -> bool:
+    """Whether ``line`` asked what ``command`` does, which is printed."""
+    asked = wants_help(line)
+    if asked:
+        print(help_text(command))
+    return asked
 
 
 def _run_with_options(

@@ -37,13 +37,13 @@ class Invocation:
 
 
 def parse_cluster(line: str) -> Invocation | None:
-    """The subcommand of a ``%cluster`` line; None when it is empty or asks for help.
+    """The subcommand of a ``%cluster`` line; None when it is empty or asks for help, see :func:`help_on`.
 
     Raises:
         UsageError: unknown subcommand or option, a missing, surplus or bad value. One line, with the way out.
     """
     words = _split(line)
-    if not words or words[0] in ("help", "-h", "--help"):
+    if not words or words[0] == "help" or wants_help(line):
         return None
     command = COMMANDS.get(words[0])
     if command is None:
@@ -61,10 +61,21 @@ def parse_line(command: Command, line: str) -> Invocation:
     return _parse(command, _split(line))
 
 
-def help_text() -> str:
-    """Each magic, subcommand and option with a line that says what it does."""
+def wants_help(line: str) -> bool:
+    """Whether what follows a magic asks what it does."""
+    return not {"-h", "--help"}.isdisjoint(_split(line))
+
+
+def help_on(line: str) -> str:
+    """:func:`help_text` of the subcommand that a ``%cluster`` line names, or of everything."""
+    named = [COMMANDS[word] for word in _split(line) if word in COMMANDS]
+    return help_text(*named[:1])
+
+
+def help_text(*commands: Command) -> str:
+    """Each magic, subcommand and option with a line that says what it does; ``commands``: of these only."""
     lines = []
-    for command in (*COMMANDS.values(), ON_ALL, ON, PUSH, PULL):
+    for command in commands or (*COMMANDS.values(), ON_ALL, ON, PUSH, PULL):
         lines.append(f"{command.prefix + command.name + ' ' + command.argument:<30} {command.help}")
         lines += [f"    {option.usage:<26} {option.help}" for option in command.options]
     return "\n".join(lines)

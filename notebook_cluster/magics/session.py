@@ -92,7 +92,7 @@ class NotebookSession:
     def after_cells(self, look: Callable[[], None] | None) -> None:
         """Call ``look`` after each cell of the notebook, in place of what was given before; None: nothing any more."""
         if self._after_cells is not None:
-            _unregister(self.shell.events, "post_run_cell", self._after_cells)
+            unregister(self.shell.events, "post_run_cell", self._after_cells)
         self._after_cells = None if look is None else lambda *result: look()
         if self._after_cells is not None:
             self.shell.events.register("post_run_cell", self._after_cells)
@@ -168,7 +168,7 @@ class StickyCells:
         if self in self._shell.input_transformers_cleanup:
             self._shell.input_transformers_cleanup.remove(self)
         for event, hook in (("pre_execute", self._before), ("post_execute", self._after)):
-            _unregister(self._shell.events, event, hook)
+            unregister(self._shell.events, event, hook)
 
     def take_added(self) -> bool:
         """True once when ``%%on_all`` was put in front of the cell that runs now."""
@@ -256,7 +256,7 @@ def show_mark(session: NotebookSession, cluster: "Cluster") -> None:
     session.shell.display_pub.publish(data={"text/plain": text, "text/html": html}, metadata={})
 
 
-def _unregister(events: Any, event: str, hook: Callable[..., None]) -> None:
+def unregister(events: Any, event: str, hook: Callable[..., None]) -> None:
     try:
         events.unregister(event, hook)
     except ValueError:
