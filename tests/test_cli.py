@@ -20,6 +20,13 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == f"notebook-cluster {VERSION}"
 
 
+def test_the_package_is_the_command_too_where_that_is_not_in_the_path() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "notebook_cluster", "--version"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == f"notebook-cluster {VERSION}"
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

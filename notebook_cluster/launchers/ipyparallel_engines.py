@@ -45,7 +45,7 @@ fi
 exec >>{folder}/"$(uname -n)-$$.log" 2>&1 </dev/null
 {setup}
 if command -v {program} >/dev/null; then exec {program} {arguments}; fi
-if [ -x {python} ]; then exec {python} -m notebook_cluster.cli {arguments}; fi
+if [ -x {python} ]; then exec {python} -m notebook_cluster {arguments}; fi
 echo "there is no notebook-cluster on the PATH of this host: name the line that sets up its environment with --setup"
 exit 127
 """

@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 
 def main() -> int:
     slow, dies, *options = sys.argv[1:]
-    agent = psutil.Popen([sys.executable, "-m", "notebook_cluster.cli", *options])
+    agent = psutil.Popen([sys.executable, "-m", "notebook_cluster", *options])
     signal.signal(signal.SIGTERM, lambda number, frame: agent.terminate())
     end = float("inf")
     kernels: list[psutil.Process] = []

@@ -36,7 +36,7 @@ until=$(timeout 10 squeue -h -j "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID" -
 case $until in 2*T*) set -- --until "$until" ;; *) set -- ;; esac
 set -- {arguments} --name "$SLURMD_NODENAME" --place "$SLURM_ARRAY_TASK_ID" --start "${{SLURM_RESTART_COUNT:-0}}" "$@"
 if command -v {program} >/dev/null; then exec {program} "$@"; fi
-if [ -x {python} ]; then exec {python} -m notebook_cluster.cli "$@"; fi
+if [ -x {python} ]; then exec {python} -m notebook_cluster "$@"; fi
 echo "there is no {program} on the PATH of this host" >&2
 exit {no_program}
 """

@@ -67,7 +67,7 @@ def _start() -> Sharing:
     log = runtime_directory() / "sharing.log"
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "notebook_cluster.cli", "share", "--no-qr"],
+            [sys.executable, "-m", "notebook_cluster", "share", "--no-qr"],
             # The code is in what it prints: that is for nobody's log.
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, cwd=Path.home(),
         )  # fmt: skip

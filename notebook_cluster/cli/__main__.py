@@ -1,7 +1,0 @@
-"""``python -m notebook_cluster.cli`` is the command ``notebook-cluster``."""
-
-import sys
-
-from notebook_cluster.cli import main
-
-sys.exit(main())
