@@ -184,14 +184,16 @@ def times(case: Case, run: Run) -> dict[str, Any]:
     }
 
 
-def estimated(case: Case) -> float:
-    """What ``%cluster estimate`` and ``sync.memory`` say that ``peak_multiple`` is."""
+def estimated(case: Case, link: str) -> float:
+    """What ``sync.memory`` says that ``peak_multiple`` is; for nodes on machines of their own so does ``%cluster
+    estimate``."""
     sparse = case.codec == "sparse"
     momentum = NOT_KEPT if sparse else case.momentum
     fragments = Fragments(
         case.codec, case.parameters, count=case.fragments, over_senders=sparse, momentum_dtype=momentum
     )
-    return round(costs_of(fragments, case.nodes, exact=case.dtype == "float32", disk=case.state == "disk").times, 2)
+    exact, disk, together = case.dtype == "float32", case.state == "disk", case.nodes if link == "none" else 1
+    return round(costs_of(fragments, case.nodes, exact=exact, disk=disk, together=together).times, 2)
 
 
 def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -227,7 +229,7 @@ def measured(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
                         "rounds": case.rounds,
                         **times(case, run),
                         **found,
-                        "estimate_multiple": estimated(case),
+                        "estimate_multiple": estimated(case, arguments.link),
                     }
 
 

@@ -78,6 +78,7 @@ def costs_of(
     exact: bool = True,
     later: bool = True,
     disk: bool = False,
+    together: int = 1,
 ) -> Costs:
     """Of a job of DiLoCo, Local SGD or SparseLoCo on ``nodes`` nodes.
 
@@ -86,24 +87,26 @@ def costs_of(
         exact: the model holds float32: what it was loaded with when work was left in it need not be kept.
         disk: theta, momentum and error feedback are in files.
         later: the error feedback is computed when a round is applied, where the one before is (of torch models).
+        together: of the nodes so many are on one machine, and read of each other what they send where it is: each has
+            a share of that, as the system counts it.
     """
     whole, wire = 4 * fragments.size, max(one.size for one in fragments.wires)
     part = 4 * max(one.count for one in fragments.wires)
     lossy, several = fragments.codec.lossy, fragments.count > 1
-    mean = wire * nodes if fragments.all_gather else wire
-    settings = MemberSettings()
+    whole_mean, apart = wire * nodes if fragments.all_gather else wire, nodes - together
+    mean, settings = whole_mean * (1 + apart) // nodes, MemberSettings()
 
     def kept(most: int) -> int:
         """Of means."""
-        return min(settings.kept_rounds, most // mean) * mean
+        return min(settings.kept_rounds, most // whole_mean) * mean
 
     kept_now = kept(most_kept(settings, fragments))
     state = whole + item_size(fragments.momentum_dtype) * fragments.size
     held = (overlap and not exact) * whole + (0 if disk else state + lossy * whole)
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
-    working = lossy * (part // (4 * nodes) + min(part, _TEMPORARY))
+    working = lossy * min(part, _TEMPORARY) + fragments.all_gather * part // (4 * nodes)
     stepping = working + overlap * 2 * whole + several * 5 * part
-    round_open = boundary + several * part + wire + wire * (nodes - 1) // nodes + mean + stepping
+    round_open = boundary + several * part + wire + wire * apart // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part
     applied = boundary + mean + overlap * 2 * whole + late
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes

@@ -90,7 +90,8 @@ class LocalSteps(RoundSync):
         parameters, overlap = self._replica.parameters, self._strategy.overlap > 0
         nodes, exact, later = self._runtime.world_size(), parameters.exact, parameters.read_anywhere
         disk = disk or self._strategy.state == DISK
-        return costs_of(fragments, nodes, overlap=overlap, exact=exact, later=later, disk=disk)
+        together = min(nodes, 1 + len(self._runtime.lending.readers()))
+        return costs_of(fragments, nodes, overlap=overlap, exact=exact, later=later, disk=disk, together=together)
 
     def _vectors_of_a_round(self) -> int:
         return self.memory.memory
