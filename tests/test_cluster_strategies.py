@@ -222,6 +222,13 @@ def test_a_mistake_is_shown_where_the_user_made_it_with_the_way_out(cluster: Clu
     assert ".py:" not in text, "no line of the package stands between the user's and the message"
 
 
+def test_a_function_of_the_users_own_is_not_taken_for_one_of_the_package(cluster: Cluster) -> None:
+    for call in ("report()", "shard([1], 2, 3)"):
+        ended, outputs = cluster.run(f"def report(x): pass\nfrom notebook_cluster import shard\n{call}")
+        assert {result.status for result in ended.results.values()} == {"error"}
+        assert ("it is nc." in text_of(outputs, "local")) == call.startswith("shard")
+
+
 MLX = """
 import mlx.core as mx, mlx.nn as mlx_nn, mlx.optimizers as mlx_optim
 from mlx.utils import tree_flatten

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import importlib
 import inspect
+import linecache
 import os
 import re
 import shlex
@@ -249,12 +250,18 @@ def shorten_tracebacks(ip: Any) -> None:
 _CALLED = re.compile(r"(\w+)(\.__init__)?\(\) (got|missing|takes)\b")
 
 
-def explain_call(error: BaseException) -> None:
-    """Python's own message says ``got multiple values for argument 'every'``: where the name is one of ours the
-    arguments are added, those that need no name first."""
+def explain_call(error: BaseException, traceback: TracebackType | None) -> None:
+    """Python's own message says ``got multiple values for argument 'every'``: where it is a call of ours the arguments
+    are added, those that need no name first."""
     nc, said = sys.modules[_PACKAGE.rstrip(".")], _CALLED.match(str(error))
-    if not isinstance(error, TypeError) or said is None or said[1] not in nc.__all__:
+    if not isinstance(error, TypeError) or said is None or said[1] not in nc.__all__ or traceback is None:
         return
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    frame = traceback.tb_frame
+    line = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno)
+    if f"nc.{said[1]}(" not in line and (frame.f_globals | frame.f_locals).get(said[1]) is not getattr(nc, said[1]):
+        return  # somebody's own function, of the same name
     parameters = inspect.signature(getattr(nc, said[1])).parameters.values()
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
@@ -304,7 +311,7 @@ def _show(ip: Any, kind: type, value: BaseException, traceback: TracebackType, t
     formatter = ip.InteractiveTB
     mode = formatter.mode
     shorten = without_our_frames
-    explain_call(value)
+    explain_call(value, traceback)
     if isinstance(value, KeyboardInterrupt):
         formatter.set_mode("Plain")
         # What was caught while it came is told with frames of its own.
