@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from notebook_cluster.magics.errors import remote_error
+from notebook_cluster.protocol.views import CellEnded, NodeResult
 from tests.conftest import shared_folders
 from tests.ipc_kernels import start_kernel
 
@@ -176,6 +178,25 @@ def test_a_name_that_only_the_notebook_has_is_told_with_push(notebook):
     assert "%push made_here sends it" in notebook.run("%%on_all\n# misses_a_name").error["evalue"]
     notebook.run("del made_here")
     assert "%push" not in notebook.run("%%on_all\n# misses_a_name").error["evalue"]
+
+
+def test_a_module_that_a_node_lacks_is_told_with_how_it_gets_there(tmp_path, monkeypatch):
+    def told(value, name="ModuleNotFoundError"):
+        result = NodeResult("error", error_name=name, error_value=value)
+        return str(remote_error(CellEnded(3, "error", {"desk": result}), str, frozenset())).splitlines()[1]
+
+    monkeypatch.chdir(tmp_path)
+    installs = "; an %%on_all cell with %pip install "
+    line = "  desk: ModuleNotFoundError: No module named 'einops'"
+    assert told("No module named 'einops'") == f"{line}{installs}einops installs it there"
+    assert told("No module named 'sklearn.svm'").endswith(f"{installs}scikit-learn installs it there")
+    assert told("No module named 'einops'", "ImportError").endswith("'einops'")
+    assert told("").endswith("ModuleNotFoundError")
+    Path("helpers.py").write_text("x = 1")
+    Path("mine").mkdir()
+    brings = "is in the notebook's folder: %cluster send"
+    assert told("No module named 'helpers'").endswith(f"; helpers.py {brings} helpers.py brings it there")
+    assert told("No module named 'mine.layers'").endswith(f"; mine {brings} mine brings it there")
 
 
 def test_a_refusal_of_the_cluster_is_one_line(notebook):

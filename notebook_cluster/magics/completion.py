@@ -185,14 +185,15 @@ class RemoteNames:
 
     def _say_where(self, result: Any) -> None:
         """Below a cell of the notebook: ``%%on_all`` was forgotten."""
-        name = getattr(result.error_in_exec, "name", None) if isinstance(result.error_in_exec, NameError) else None
-        cluster = self._session.cluster
+        name, cluster = getattr(result.error_in_exec, "name", None), self._session.cluster
+        if not isinstance(result.error_in_exec, NameError) or not name:
+            return
         if cluster is None or cluster.connection.closed is not None:
             if name in _ON_EVERY_NODE:
                 print(f"{name!r} is there on nodes of a cluster: %cluster start, then begin this cell with %%on_all")
         elif name in _ON_EVERY_NODE:
             print(f"{name!r} is there on the nodes: begin this cell with %%on_all")
-        elif name is not None:
+        else:
             answer = cluster.complete(name, len(name), [])
             if answer is not None and any(found.text == name for found in answer.suggestions):
                 way = f"begin this cell with %%on_all, or bring it here with %pull {name}"

@@ -4,6 +4,7 @@ Never a traceback through this package: one line for each error, with the nodes 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from IPython.core.error import UsageError
 
@@ -143,6 +144,7 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
+    text += _missing_module(result)
     if result.error_name and result.reason:
         text += f"; {_one_line(result.reason)}"
     return [text]
@@ -153,6 +155,25 @@ def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
     if result.error_name != "NameError":
         return ""
     return next((word for word in result.error_value.split("'")[1::2] if word in notebook_names), "")
+
+
+_DISTRIBUTIONS = {
+    "bs4": "beautifulsoup4", "cv2": "opencv-python", "PIL": "pillow", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+"""What the package is called that brings a module of another name."""
+
+
+def _missing_module(result: NodeResult) -> str:
+    """Where a node lacks a module: it is the notebook's own, or one to install."""
+    words = result.error_value.split("'") if result.error_name == "ModuleNotFoundError" else []
+    name = words[1].partition(".")[0] if len(words) > 1 else ""
+    if not name.isidentifier():
+        return ""
+    for path in (f"{name}.py", name):
+        if Path(path).exists():
+            return f"; {path} is in the notebook's folder: %cluster send {path} brings it there"
+    return f"; an %%on_all cell with %pip install {_DISTRIBUTIONS.get(name, name)} installs it there"
 
 
 def _one_line(text: str) -> str:
