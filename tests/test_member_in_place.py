@@ -154,7 +154,7 @@ def damaged_as_it_took_a_commit():
     node = prepared_node(in_place_from=0)
     (prepared,) = messages(node.effects, Prepared)
     exchange = node.state.exchange
-    exchange.digests = (exchange.digests[0] ^ 1, *exchange.digests[1:])
+    exchange.digests = (exchange.digests[0][::-1], *exchange.digests[1:])
     node.feed(m.FromLeader(commit(prepared.state_hash), True))
     return node, prepared, exchange
 

@@ -8,7 +8,6 @@ COMMIT where the state is. Of a large one in fragments only the fragment of the 
 from collections.abc import Iterator
 
 import numpy as np
-import xxhash
 
 from notebook_cluster.codecs import DamagedError, Vector
 from notebook_cluster.rounds.member.state import Exchange, KeptMean, MemberState
@@ -53,7 +52,7 @@ def next_hash(state: MemberState, exchange: Exchange) -> str:
         return whole.hexdigest()
     for _, theta, momentum in _groups(state, exchange):
         whole.add(theta, momentum)
-        digests.append(_digest(theta, momentum))
+        digests.append(whole.so_far())
     exchange.digests = tuple(digests)
     return whole.hexdigest()
 
@@ -72,19 +71,15 @@ def step_in_place(state: MemberState, exchange: Exchange) -> None:
         state.fragments.put(state.theta, fragment, exchange.theta)
         state.fragments.put(state.momentum, fragment, exchange.momentum)
         return
+    again = StateHash()
     try:
-        for digest, (here, theta, momentum) in zip(exchange.digests, _groups(state, exchange), strict=True):
-            if _digest(theta, momentum) != digest:
+        for so_far, (here, theta, momentum) in zip(exchange.digests, _groups(state, exchange), strict=True):
+            again.add(theta, momentum)
+            if again.so_far() != so_far:
                 raise ChangedError(f"elements from {here.start:,} on")
             state.theta[here], state.momentum[here] = theta, momentum
     except DamagedError as error:
         raise ChangedError(str(error)) from None
-
-
-def _digest(theta: Vector, momentum: Vector) -> int:
-    digest = xxhash.xxh3_64(theta.data)
-    digest.update(momentum.data)
-    return digest.intdigest()
 
 
 def _groups(state: MemberState, exchange: Exchange) -> Iterator[tuple[slice, Vector, Vector]]:

@@ -101,8 +101,8 @@ class Exchange(msgspec.Struct):
     stepped: frozenset[int] = frozenset()
     in_place: bool = False
     """The next state is written where the state is: ``theta`` and ``momentum`` are the fragment's, or None."""
-    digests: tuple[int, ...] = ()
-    """In place of those: xxh3-64 of each group of the next state, in its order."""
+    digests: tuple[bytes, ...] = ()
+    """In place of those: the hash of the next state as far as each group of it, in its order."""
 
 
 class KeptMean(msgspec.Struct, frozen=True):

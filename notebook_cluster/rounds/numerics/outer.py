@@ -151,8 +151,12 @@ class StateHash:
         self._theta.update(np.ascontiguousarray(theta, "<f4").data)
         self._momentum.update(np.ascontiguousarray(momentum, "<u2" if is_bfloat16(momentum) else "<f4").data)
 
+    def so_far(self) -> bytes:
+        """Another one for every other beginning of the vectors."""
+        return bytes(self._theta.digest() + self._momentum.digest())
+
     def hexdigest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self._theta.digest() + self._momentum.digest())
+        return xxhash.xxh3_128_hexdigest(self.so_far())
 
 
 def state_hash(theta: Vector, momentum: Vector) -> str:
