@@ -178,7 +178,7 @@ def current_runtime() -> Runtime:
     """
     if _current is None:
         raise RuntimeError(
-            "this process is not a node of a cluster: begin the cell with %%on_all, after %load_ext notebook_cluster and "
-            "%cluster start; a script runs with notebook-cluster run SCRIPT.py --nodes 2"
+            "this process is not a node of a cluster: begin the cell with %%on_all, after %load_ext notebook_cluster "
+            "and %cluster start; a script runs with notebook-cluster run SCRIPT.py --nodes 2"
         )
     return _current
