@@ -317,10 +317,13 @@ def on_fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -
         arrive(state, effects, counted=state.fetch_counted)
 
 
-def on_fetch_failed(state: MemberState, effects: list[Effect]) -> None:
+def on_fetch_failed(state: MemberState, reason: str, effects: list[Effect]) -> None:
     """Ask again: the answer names another source."""
     if state.phase != "fetching":
         return
+    if reason != state.fetch_failure:  # the next one may fail in the same way, and the one after it
+        state.fetch_failure = reason
+        effects.append(Log("warning", f"{state.node!r} asks for the state of {state.job!r} again: {reason}"))
     if not state.fetch_counted:
         _release_if_over(state, effects)
     state.fetch = None

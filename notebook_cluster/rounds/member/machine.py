@@ -124,7 +124,7 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
         case StateFetched():
             on_fetched(state, event, effects)
         case FetchFailed():
-            on_fetch_failed(state, effects)
+            on_fetch_failed(state, event.reason, effects)
         case Served():
             others = {node: round for node, round in state.serving.items() if node != event.node}
             state.serving = others if event.round < 0 else {**others, event.node: event.round}

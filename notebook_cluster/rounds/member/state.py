@@ -145,6 +145,8 @@ class MemberState(msgspec.Struct):
     catching: tuple[CatchUp, ...] = ()
     """Rounds whose means are fetched instead."""
     fetch_counted: bool = False
+    fetch_failure: str = ""
+    """The last reason that was told."""
     """The state being fetched contains this node's contribution."""
     counted: int = 0
     """The contribution that was in a COMMIT whose state this node could not take."""
