@@ -163,6 +163,44 @@ sync.finish()
     assert [note.partition(": ")[0] for note in watcher.notes] == [told]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("DataParallel(model, optimizer", "DiLoCo(model, every=2", "parameters go on; outer momentum, "),
+        ("DiLoCo(model, every=1, momentum_dtype='bfloat16'", "DataParallel(model, optimizer", "parameters go on; "),
+        ("LocalSGD(model, every=1", "DiLoCo(model, every=2, momentum_dtype='bfloat16'", "parameters go on; outer mom"),
+        ("DiLoCo(model, every=1", "LocalSGD(model, every=2", "parameters go on; the optimizer, "),
+    ],
+    ids=["gradients-mean", "mean-gradients", "none-bfloat16", "float32-none"],
+)
+def test_another_strategy_goes_on_from_the_parameters_and_a_new_node_gets_them(
+    cluster: Cluster, request: pytest.FixtureRequest, before: str, after: str, told: str
+) -> None:
+    name = request.node.callspec.id
+    source = """
+model = network(rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sync = nc.{0}, name={1!r})
+print("from", state_hash(flat(model), np.empty(0, np.float32)))
+for step in range(4):
+    optimizer.zero_grad()
+    loss_of(model, 100 * step + rank).backward()
+    optimizer.step() if type(sync).__name__ != "DataParallel" else None
+    sync.step(samples=16)
+sync.finish()
+print(digest(model))
+"""
+    ends = run(cluster, source.format(before, name), PAIR)
+    watcher = Watcher(cluster.execute(source.format(after, name)))
+    assert watcher.wait_end().status == "ok"
+    begun = [re.search(r"from (\w+)", text_of(watcher.outputs, node)) for node in NAMES]
+    assert {found and found[1] for found in begun} == {end.split()[-1] for end in ends.values()}
+    assert len({text_of(watcher.outputs, node).split()[-1] for node in NAMES}) == 1
+    (line,) = (note for note in watcher.notes if "goes on at round" in note)
+    assert line.partition(": ")[2].startswith(told)
+    assert job(cluster, name).hash_mismatches == 0
+
+
 ALL = "'local', 'local-2', 'local-3'"
 
 

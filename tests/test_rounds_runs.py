@@ -335,3 +335,53 @@ def test_views_are_told_first_of_the_model_that_is_trained_now_or_was_last():
     assert [view.name for view in rounds.job_views(cluster.state)] == ["head", "zebra", "encoder"]
     cluster.say("a", register(job="encoder", cell=2))
     assert [view.name for view in rounds.job_views(cluster.state)] == ["encoder", "head", "zebra"]
+
+
+# ---- a state that another strategy keeps otherwise -------------------------------------------------------------------
+
+
+def kept(state_hash, keeps="mean", *, cell=1, **fields):
+    return register(state_hash, cell, keeps=keeps, **fields)
+
+
+def after_gradients():
+    """Two of three nodes have the mean of gradients of round 9; the next cell begins on all three."""
+    cluster = Cluster("abc")
+    cluster.feed(rounds.CellBegan(1, ("b", "c")))
+    for name in "bc":
+        cluster.say(name, kept("h0", round=9, resume="kept", resume_round=9))
+    cluster.feed(rounds.CellBegan(2, tuple("abc")))
+    return cluster
+
+
+def test_the_state_that_nodes_of_the_cell_have_converted_is_the_one_of_all():
+    cluster = after_gradients()
+    effects = cluster.say("a", kept("ha", "float32", cell=2))
+    for name in "bc":
+        effects += cluster.say(name, kept("h1", "float32", cell=2, round=9, holds_state=True))
+    answers = sent(effects, runs.Registered)
+    assert {name: (a.round, a.state_hash, a.source) for name, a in answers.items()} == {
+        "a": (9, "h1", "b"), "b": (9, "h1", None), "c": (9, "h1", None),
+    }  # fmt: skip
+    assert not [effect for effect in effects if isinstance(effect, rounds.Tell)]
+
+
+def test_a_state_that_only_nodes_elsewhere_have_as_it_was_is_not_waited_for_and_that_is_told():
+    cluster = after_gradients()
+    cluster.feed(rounds.CellBegan(3, ("a",)))
+    effects = cluster.say("a", kept("ha", "float32", cell=3))
+    answer = sent(effects, runs.Registered)["a"]
+    assert (answer.round, answer.state_hash, answer.source) == (0, "ha", None)
+    texts = [effect.text for effect in effects if isinstance(effect, rounds.Tell)]
+    assert texts == ["no node of this cell holds round 9 of 'model': it goes on from round 0"]
+
+
+def test_kept_alike_it_is_taken_from_a_node_elsewhere():
+    for keeps in ("mean", ""):  # the latter as an older journal has it
+        cluster = Cluster("abc")
+        cluster.feed(rounds.CellBegan(1, ("b", "c")))
+        for name in "bc":
+            cluster.say(name, kept("h0", keeps, round=9, resume="kept", resume_round=9))
+        cluster.feed(rounds.CellBegan(2, ("a",)))
+        answer = sent(cluster.say("a", kept("ha", cell=2)), runs.Registered)["a"]
+        assert (answer.round, answer.state_hash, answer.source) == (9, "h0", "b")

@@ -502,6 +502,45 @@ def test_a_checkpoint_has_parameters_and_optimizer_of_the_same_step(tmp_path: Pa
     assert_equal_models({**results, **{f"again {name}": model for name, model in again.items()}})
 
 
+def test_a_checkpoint_of_gradients_is_resumed_where_contributions_are_averaged_and_the_other_way(
+    tmp_path: Path,
+) -> None:
+    """Its momentum is a mean of gradients, which is no outer momentum."""
+
+    def first(node: Node) -> None:
+        model = build(seed=0)
+        sync = nc.DataParallel(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        for step in range(3):
+            loss_of(model, batch(step)).backward()
+            sync.step(samples=8)
+        sync.checkpoint("kept")
+        sync.finish()
+
+    def averaged(node: Node) -> tuple[bool, nn.Module]:
+        model = build(seed=1)
+        sync = nc.DiLoCo(model, every=1, resume="kept", outer_lr=1.0)
+        began = bool(sync.outer_momentum_by_name()["0.weight"].any())
+        sync.step(samples=8)
+        sync.checkpoint("kept")
+        return began, model
+
+    def parallel(node: Node) -> nn.Module:
+        model = build(seed=2)
+        sync = nc.DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.0), resume="kept")
+        loss_of(model, batch(0)).backward()
+        sync.step(samples=8)
+        return model
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        cluster.run(first)
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        results = cluster.run(averaged)
+    assert [began for began, _ in results.values()] == [False, False]
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        again = cluster.run(parallel)
+    assert_equal_models({**{f"averaged {name}": model for name, (_, model) in results.items()}, **again})
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,9 @@ class Register(Message, frozen=True):
     """The frozen parameters in sorted order, which do not travel and have to be equal; None: they are not compared."""
     other_buffers: list[FrozenRow] | None = None
     """Those of the model's buffers that do not travel either, counters left out; None: they are not compared."""
+    keeps: str = ""
+    """What its state has beside the parameters: the outer momentum as ``float32``, ``bfloat16`` or ``none``, or the
+    ``mean`` of gradients. Empty: an older version said nothing of it."""
 
 
 class Registered(Message, frozen=True):

@@ -92,15 +92,30 @@ def settle_registration(transition: Transition, job: JobState) -> None:
     registers = [job.participants[node].register for node in nodes]
     reference = registers[first_of_most(registers)]
     same_model = reference.schema == job.settings.schema
+    kept_alike = job.settings.keeps in ("", reference.keeps)
     job.settings, job.registering = reference, False
     accepted = [node for node in nodes if _accept(transition, job, node)]
     if reference.resume and not (reference.taken and job.has_state):
         _resume(transition, job, accepted)
     elif reference.fresh or not job.has_state or not same_model:
         new_base(transition, job, 0, reference.state_hash)
+    elif not kept_alike:
+        _kept_otherwise(transition, job, [job.participants[node].register for node in accepted])
     else:
         transition.log(CellRecord(job.name, job.settings))
     job.cohort = frozenset(live(transition, job))
+
+
+def _kept_otherwise(transition: Transition, job: JobState, registers: list[Register]) -> None:
+    """A state that goes on with something else beside the parameters is another one. Nobody can take it over from a
+    node that still has it as it was, only from one of this cell, which has converted its own."""
+    own = [(register.round, register.state_hash) for register in registers if register.holds_state]
+    others = [(register.round, register.state_hash) for register in registers]
+    round, state_hash = max(own or others, key=lambda one: (one[0], own.count(one)))
+    if round != job.round:
+        text = f"no node of this cell holds round {job.round} of {job.name!r}: it goes on from round {round}"
+        transition.tell("warning", text, in_cell=True)
+    new_base(transition, job, round, state_hash)
 
 
 def candidates(transition: Transition, job: JobState) -> list[str]:

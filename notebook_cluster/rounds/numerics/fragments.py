@@ -21,7 +21,7 @@ import numpy as np
 from notebook_cluster.codecs import Float32, Vector, WireFormat, get_codec
 from notebook_cluster.protocol.rounds import fragment_of
 from notebook_cluster.rounds.numerics import vectors
-from notebook_cluster.rounds.numerics.momentum import FLOAT32
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, MEAN
 from notebook_cluster.rounds.numerics.outer import Descent, state_hash
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
 
@@ -112,6 +112,12 @@ class Fragments:
     def advances(self) -> bool:
         """theta is what each node's own optimiser makes of a round, after its COMMIT."""
         return self.gradients and not self.central_optimizer
+
+    @property
+    def keeps(self) -> str:
+        """What a state has beside theta: the outer momentum as this, or the ``mean`` of gradients. Kept otherwise it is
+        another state, with another hash."""
+        return MEAN if self.advances else self.momentum_dtype
 
     @property
     def by_slice(self) -> bool:

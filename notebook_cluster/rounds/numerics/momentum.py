@@ -18,6 +18,8 @@ from notebook_cluster.rounds.numerics import vectors
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 MOMENTUM_DTYPES = (FLOAT32, BFLOAT16)
 NOT_KEPT = "none"
+MEAN = "mean"
+"""Of gradients, where others have an outer momentum."""
 
 _GROUP = 64 * 1024
 

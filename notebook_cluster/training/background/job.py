@@ -135,8 +135,9 @@ class Job:
             return None
         # without the optimiser's step that belongs to the last round it is another state than that of the others
         own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
+        keeps = state.fragments.keeps if state.fragments is not None else ""
         frozen = str(self._description.settings.get("frozen") or "") if self._description is not None else ""
-        return Start(state.round, state.theta, state.momentum, own, held=True, frozen=frozen)
+        return Start(state.round, state.theta, state.momentum, own, held=True, frozen=frozen, keeps=keeps)
 
     def fetched_optimizer_bytes(self) -> bytes | None:
         """The optimiser's state that came with the state this node fetched last; empty: none did. None: this node has

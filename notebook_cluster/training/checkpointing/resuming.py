@@ -15,7 +15,15 @@ from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import amount
 from notebook_cluster.protocol.kept import TakenState
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.momentum import FLOAT32, MOMENTUM_DTYPES, NOT_KEPT, converted, kept_as, zeros
+from notebook_cluster.rounds.numerics.momentum import (
+    FLOAT32,
+    MEAN,
+    MOMENTUM_DTYPES,
+    NOT_KEPT,
+    converted,
+    kept_as,
+    zeros,
+)
 from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
 from notebook_cluster.rounds.numerics.vectors import forget, placed
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
@@ -47,6 +55,8 @@ class Start:
     """Checkpoints that are here, where the one that is wanted is not."""
     frozen: str = ""
     """What was not trained then, see :func:`.frozen.frozen_name`; empty: that is not known."""
+    keeps: str = ""
+    """Of a state that is held: see :attr:`.fragments.Fragments.keeps`."""
 
 
 def start_of(
@@ -78,9 +88,11 @@ def start_of(
         momentum = parameters.layout.vector(checkpoint.momentum, where) if checkpoint.momentum else zeros(0, NOT_KEPT)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    saved_as = _saved_as(fragments, theta, momentum, checkpoint.manifest.state_hash)
+    saved_as = _saved_as(theta, momentum, checkpoint.manifest.state_hash)
     if saved_as is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
+    if not saved_as.elements and not fragments.advances:  # it is the mean of gradients
+        momentum, saved_as = zeros(0, NOT_KEPT), _SavedAs(theta.size, NOT_KEPT)
     momentum, wanted = converted(momentum, fragments.momentum_dtype, theta.size), fragments.momentum_dtype
     hash = state_hash(theta[: saved_as.elements], momentum)
     line = []
@@ -99,9 +111,13 @@ def start_of(
     )
 
 
-def kept_otherwise(start: Start, momentum_dtype: str) -> Start:
-    """``start`` with its outer momentum kept as ``momentum_dtype``, and a line that says so where it was not."""
-    before = kept_as(start.momentum)
+def kept_otherwise(start: Start, fragments: Fragments) -> Start:
+    """``start``, which is held here, as ``fragments`` keep it, with a line where numbers are rounded. The mean of
+    gradients is no outer momentum: that begins at zero."""
+    if start.keeps == MEAN and not fragments.advances:
+        momentum = zeros(start.theta.size, fragments.momentum_dtype)
+        return replace(start, momentum=momentum, state_hash=state_hash(start.theta, momentum))
+    before, momentum_dtype = kept_as(start.momentum), fragments.momentum_dtype
     if before == momentum_dtype:
         return start
     momentum = converted(start.momentum, momentum_dtype, start.theta.size)
@@ -165,10 +181,10 @@ class _SavedAs:
     momentum: str
 
 
-def _saved_as(fragments: Fragments, theta: Vector, momentum: Vector, hash: str) -> _SavedAs | None:
-    """Which state of a checkpoint with this ``momentum``, float32, has this ``hash``: of gradients their mean, or both,
-    in which mode it was saved. None: none."""
-    for elements in (theta.size, 0) if fragments.gradients else (theta.size,):
+def _saved_as(theta: Vector, momentum: Vector, hash: str) -> _SavedAs | None:
+    """Which state of a checkpoint with this ``momentum``, float32, has this ``hash``: both, or where each node steps
+    with its own optimizer the mean of gradients alone. None: none."""
+    for elements in (theta.size, 0) if momentum.size else (theta.size,):
         for dtype in MOMENTUM_DTYPES if momentum.size else (NOT_KEPT,):
             kept = converted(momentum, dtype, theta.size)
             if state_hash(theta[:elements], kept) == hash:

@@ -182,6 +182,7 @@ class GoesOn(RoundClient):
             lossy=replica.fragments.codec.lossy,
             restored=self._optimizer_state.restored,
             momentum=self._momentum_goes_on(),
+            outer_momentum=bool(replica.momentum.any()),
             lost=self._lost,
             beside=self._optimizer_state.restored_names,
             data=self._optimizer_state.data_goes_on,

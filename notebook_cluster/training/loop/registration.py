@@ -72,6 +72,7 @@ def registration(
         fragments=fragments.count,
         fragment_blocks=[wire.blocks for wire in fragments.wires] if fragments.count > 1 else [],
         every_step=strategy.every_step,
+        keeps=fragments.keeps,
         mode=strategy.mode,
         overlap=strategy.overlap,
         mix=strategy.mix,
@@ -156,20 +157,22 @@ class GoingOn:
         lossy: bool,
         restored: bool,
         momentum: bool,
+        outer_momentum: bool,
         lost: int = 0,
         beside: Sequence[str] = (),
         data: bool = False,
     ) -> str:
         """``checkpoint``: where the state comes from; empty: it is held here. ``lossy``: the codec keeps error
         feedback. ``restored``: the optimizer has the state that was saved. ``momentum``: the one that is this node's
-        alone goes on, where the strategy has one in place of an optimizer. ``lost``: steps that a Stop has cost.
-        ``beside``: what was registered with it and has the state that was saved; ``data``: the loops over it have their
-        positions."""
+        alone goes on, where the strategy has one in place of an optimizer. ``outer_momentum``: it is not zero.
+        ``lost``: steps that a Stop has cost. ``beside``: what was registered with it and has the state that was saved;
+        ``data``: the loops over it have their positions."""
         goes_on, anew, more = ["parameters"], list[str](), ""
         if strategy.descent is not None:
             (goes_on if momentum else anew).append("each node's momentum")
         else:
-            goes_on += ["outer momentum"] if strategy.outer_momentum else []
+            if strategy.outer_momentum:
+                (goes_on if outer_momentum else anew).append("outer momentum")
             anew += ["the error feedback"] if lossy else []
             if restored:
                 goes_on.append("the optimizer's state")
