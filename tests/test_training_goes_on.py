@@ -176,6 +176,6 @@ def test_a_model_of_mlx_has_no_scheduler_beside_its_optimizer(tmp_path: Path) ->
         for _ in range(2):
             assert set(cluster.run(on_this_thread(cell)).values()) == {None}
         assert said(cluster) == {
-            "training 'digits' goes on at round 1: parameters and outer momentum go on; the optimizer and the data "
-            "begin anew (fresh=True starts over)"
+            "training 'digits' goes on at round 1: parameters go on; outer momentum, the optimizer and the data begin "
+            "anew (fresh=True starts over)"
         }
