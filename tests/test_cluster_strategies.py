@@ -188,14 +188,15 @@ for step in range(4):
     optimizer.step() if type(sync).__name__ != "DataParallel" else None
     sync.step(samples=16)
 sync.finish()
-print(digest(model))
+print("to", digest(model))
 """
     ends = run(cluster, source.format(before, name), PAIR)
     watcher = Watcher(cluster.execute(source.format(after, name)))
     assert watcher.wait_end().status == "ok"
-    begun = [re.search(r"from (\w+)", text_of(watcher.outputs, node)) for node in NAMES]
-    assert {found and found[1] for found in begun} == {end.split()[-1] for end in ends.values()}
-    assert len({text_of(watcher.outputs, node).split()[-1] for node in NAMES}) == 1
+    texts = [text_of(watcher.outputs, node) for node in NAMES]
+    (left,) = {hash for text in ends.values() for hash in re.findall(r"^to (\w+)$", text, re.M)}
+    assert [re.findall(r"^from (\w+)$", text, re.M) for text in texts] == [[left]] * 3
+    assert len({hash for text in texts for hash in re.findall(r"^to (\w+)$", text, re.M)}) == 1
     (line,) = (note for note in watcher.notes if "goes on at round" in note)
     assert line.partition(": ")[2].startswith(told)
     assert job(cluster, name).hash_mismatches == 0
