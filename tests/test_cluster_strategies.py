@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -170,8 +171,9 @@ sync.finish()
         ("DiLoCo(model, every=1, momentum_dtype='bfloat16'", "DataParallel(model, optimizer", "parameters go on; "),
         ("LocalSGD(model, every=1", "DiLoCo(model, every=2, momentum_dtype='bfloat16'", "parameters go on; outer mom"),
         ("DiLoCo(model, every=1", "LocalSGD(model, every=2", "parameters go on; the optimizer, "),
+        ("DiLoCo(model, every=1", "DiLoCo(model, every=2, codec='int8'", "parameters and outer momentum go on; "),
     ],
-    ids=["gradients-mean", "mean-gradients", "none-bfloat16", "float32-none"],
+    ids=["gradients-mean", "mean-gradients", "none-bfloat16", "float32-none", "codec"],
 )
 def test_another_strategy_goes_on_from_the_parameters_and_a_new_node_gets_them(
     cluster: Cluster, request: pytest.FixtureRequest, before: str, after: str, told: str
@@ -200,6 +202,57 @@ print("to", digest(model))
     (line,) = (note for note in watcher.notes if "goes on at round" in note)
     assert line.partition(": ")[2].startswith(told)
     assert job(cluster, name).hash_mismatches == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("DiLoCo(model, every=6", "DiLoCo(model, every=6, fragments=2"),
+        ("DiLoCo(model, every=6, fragments=2", "DiLoCo(model, every=6"),
+        ("DiLoCo(model, every=6", "DataParallel(model, optimizer"),
+        ("LocalSGD(model, every=6", "DeMo(model, lr=0.003"),
+    ],
+    ids=["cut", "whole", "gradients", "momenta"],
+)
+def test_a_stopped_run_goes_on_with_another_strategy_or_other_fragments_without_the_work_of_no_round(
+    cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path, before: str, after: str
+) -> None:
+    name, stopped = request.node.callspec.id, tmp_path / "stopped"
+    source = """
+model = network(0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sync = nc.{0}, name={1!r})
+print("from", sync.round, digest(model))
+for step in range({2}):
+    optimizer.zero_grad()
+    loss_of(model, 100 * step + rank).backward()
+    optimizer.step() if "every" in {0!r} else None
+    sync.step(samples=16)
+    if step == 12:
+        print("one step since the last round")
+    while step >= 12 and not os.path.exists({3!r}):
+        time.sleep(0.05)
+    time.sleep(0.3 if step >= 12 else 0)  # the Stop may come a little after the file
+sync.finish()
+print("to", sync.round, digest(model))
+"""
+    watcher = Watcher(cluster.execute(source.format(before, name, 18, str(stopped))))
+    for node in NAMES:
+        watcher.wait_for("one step since", node)
+    cluster.interrupt()
+    stopped.touch()  # each node is between two steps
+    watcher.wait_end()
+    again = Watcher(cluster.execute(source.format(after, name, 12, "")))
+    assert again.wait_end().status == "ok", again.text()
+    lines = [note for note in again.notes if "goes on at round" in note]
+    assert lines
+    for line in lines:  # a Stop that waits for two seconds falls into a step
+        assert re.search(
+            "since then that is in no round is lost: it was of another strategy|since then (is|are) lost", line
+        )
+    texts = [text_of(again.outputs, node) for node in NAMES]
+    for said in ("from", "to"):
+        assert len({found for text in texts for found in re.findall(rf"^{said}.* (\w+)$", text, re.M)}) == 1
 
 
 ALL = "'local', 'local-2', 'local-3'"

@@ -159,7 +159,9 @@ def _on_chain(job: JobState, participant: Participant) -> int:
 def _void(transition: Transition, job: JobState, round: int) -> None:
     """Back to the state after ``round``; the rounds since then are played again with the work that is still there."""
     transition.tell(
-        "warning", f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}"
+        "warning",
+        f"no node holds round {job.round} of {job.name!r} any more: it goes on from round {round}",
+        in_cell=True,
     )
     state_hash = job.chain[round]
     transition.log(VoidRecord(job.name, round + 1, state_hash, job.highest_attempt))
@@ -192,6 +194,7 @@ def _begin_anew(transition: Transition, job: JobState) -> None:
     transition.tell(
         "warning",
         f"no node holds the state of {job.name!r} any more: it starts from {name!r}; resume= takes a checkpoint",
+        in_cell=True,
     )
     new_base(transition, job, round, state_hash)
 

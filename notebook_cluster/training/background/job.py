@@ -35,6 +35,7 @@ from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberState
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import state_hash
+from notebook_cluster.rounds.numerics.vectors import TensorLayout
 from notebook_cluster.training.background.state_transfers import StateTransfers
 from notebook_cluster.training.background.worker import BackgroundThread, Notice, Resting, memory_of
 from notebook_cluster.training.checkpointing.optimizer_bytes import StateRequest
@@ -127,16 +128,15 @@ class Job:
 
         self.runtime.call_soon(begin)
 
-    def held(self, schema_hash: str) -> Start | None:
-        """The state that this node holds of a model with this schema."""
-        state = self._member
-        same = state.register is not None and state.register.schema_hash == schema_hash
-        if not (same and state.holds) or state.theta is None or state.momentum is None:
+    def held(self, layout: TensorLayout) -> Start | None:
+        """The state that this node holds of such a model, whatever codec its rounds were sent with."""
+        state, before, about = self._member, self._member.register, self._description
+        same = before is not None and (before.schema, before.buffers) == (layout.schema, layout.buffers)
+        if not (same and state.holds) or state.theta is None or state.momentum is None or state.fragments is None:
             return None
         # without the optimiser's step that belongs to the last round it is another state than that of the others
         own = state.state_hash if state.advanced else state_hash(state.theta, state.momentum)
-        keeps = state.fragments.keeps if state.fragments is not None else ""
-        frozen = str(self._description.settings.get("frozen") or "") if self._description is not None else ""
+        frozen, keeps = str(about.settings.get("frozen") or "") if about else "", state.fragments.keeps
         return Start(state.round, state.theta, state.momentum, own, held=True, frozen=frozen, keeps=keeps)
 
     def fetched_optimizer_bytes(self) -> bytes | None:

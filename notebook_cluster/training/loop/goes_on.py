@@ -33,8 +33,8 @@ class GoesOn(RoundClient):
         self._call = SyncCall(runtime.at_cell_end, self._keep_run)
         self._step_taken = runtime.data.step_taken
         self._averages: dict[str, GlobalAverage] = {}
-        self._lost = 0
-        """Steps since the last round that a Stop in the middle of a step has cost."""
+        self._lost = ""
+        """What of the work since the last round does not go on after a Stop, for people."""
         self._stopped: StoppedRun | None = None
         """What the run goes on with, as long as nothing was computed since."""
         self._again = False
@@ -135,7 +135,7 @@ class GoesOn(RoundClient):
     def _go_on(self) -> GoneOn | None:
         """Where a Stop has left the run of the sync object before this one, or of this one."""
         stopped, self._job.stopped = self._job.stopped, None
-        self._lost = stopped.steps if isinstance(stopped, LostSteps) else 0
+        self._lost = stopped.line if isinstance(stopped, LostSteps) else ""
         if self._fresh:
             self._runtime.data.begin_anew()
         if self._fresh or self._resume:
@@ -146,6 +146,8 @@ class GoesOn(RoundClient):
         with self._runtime.deferred_interrupts():
             if isinstance(stopped, StoppedRun):
                 gone_on = self._keeper.go_on(stopped, self._objects, same=self._going_on is None)
+                if stopped.since_boundary and not self._keeper.goes_with(stopped):
+                    self._lost = "work since then that is in no round is lost: it was of another strategy or fragments"
             elsewhere = bool(self._replica.round) and not self._held_hash  # its state came from another node
             if gone_on is None and (stopped is not None or elsewhere):
                 self._runtime.data.go_on(None)

@@ -158,14 +158,14 @@ class GoingOn:
         restored: bool,
         momentum: bool,
         outer_momentum: bool,
-        lost: int = 0,
+        lost: str = "",
         beside: Sequence[str] = (),
         data: bool = False,
     ) -> str:
         """``checkpoint``: where the state comes from; empty: it is held here. ``lossy``: the codec keeps error
         feedback. ``restored``: the optimizer has the state that was saved. ``momentum``: the one that is this node's
         alone goes on, where the strategy has one in place of an optimizer. ``outer_momentum``: it is not zero.
-        ``lost``: steps that a Stop has cost. ``beside``: what was registered with it and has the state that was saved;
+        ``lost``: what a Stop has cost. ``beside``: what was registered with it and has the state that was saved;
         ``data``: the loops over it have their positions."""
         goes_on, anew, more = ["parameters"], list[str](), ""
         if strategy.descent is not None:
@@ -187,9 +187,7 @@ class GoingOn:
         goes_on += [*beside, *(["the data of nc.shard"] if data else [])]
         anew += [] if data else ["the data"]
         begin = f"; {_listed(anew)} begin anew" if anew else ""
-        if lost:
-            steps = "1 step since then is" if lost == 1 else f"{lost} steps since then are"
-            more += f"; the Stop came in the middle of a step: {steps} lost"
+        more += f"; {lost}" if lost else ""
         where = f" of checkpoint {checkpoint!r}" if checkpoint else ""
         way_out = "" if checkpoint else " (fresh=True starts over)"
         return (

@@ -40,6 +40,7 @@ class StoppedRun:
         schema: hash of the model's layout.
         model: values as the model's adapter gives them; None: there was no memory for them.
         work: what of it is counted in no round, see :meth:`.Replica.kept_work`.
+        work_of: what counts it: the class of the replica, and into how many fragments it is cut.
         since_boundary: steps since the last boundary.
         is_open: the round that this node contributed to was not over.
         objects: name -> (a reference to it, its state).
@@ -53,6 +54,7 @@ class StoppedRun:
     samples: float
     model: Any
     work: Any
+    work_of: tuple[type, int]
     since_boundary: int
     is_open: bool
     objects: dict[str, tuple[Callable[[], Any], Any]]
@@ -66,6 +68,11 @@ class LostSteps:
     """A Stop came in the middle of a step: nothing was kept, and the work of so many steps before it is in no round."""
 
     steps: int
+
+    @property
+    def line(self) -> str:
+        steps = "1 step since then is" if self.steps == 1 else f"{self.steps} steps since then are"
+        return f"the Stop came in the middle of a step: {steps} lost" if self.steps else ""
 
 
 class RegisteredObjects:
@@ -221,6 +228,7 @@ class RunKeeper:
             samples=self._progress.all_samples,
             model=parameters.whole_snapshot() if room else None,
             work=replica.kept_work() if room else None,
+            work_of=_work_of(replica),
             since_boundary=self._schedule.since_boundary(is_open),
             is_open=is_open,
             objects=states,
@@ -235,7 +243,7 @@ class RunKeeper:
         replica, parameters = self._replica, self._replica.parameters
         there = (replica.round, replica.state_hash)
         counted = stopped.is_open and self._job.applied == (stopped.round + 1, True) and there[0] == stopped.round + 1
-        if parameters.layout.hash("float32") != stopped.schema:
+        if parameters.layout.hash("float32") != stopped.schema or not self.goes_with(stopped):
             return None
         if not counted and there != (stopped.round, stopped.state_hash):
             return None
@@ -266,6 +274,10 @@ class RunKeeper:
         self._runtime.data.go_on(stopped.positions)
         return GoneOn(names, edited, [*warnings, *more], len(stopped.positions or ()))
 
+    def goes_with(self, stopped: StoppedRun) -> bool:
+        """Whether work of ``stopped`` can go on: another strategy counts it otherwise, and so do other fragments."""
+        return stopped.work_of == _work_of(self._replica)
+
     def left_of(self, name: str) -> Any:
         """The state of what was registered later than the sync object was made, under the same name now; None: none."""
         return self._left.pop(name, None)
@@ -281,6 +293,10 @@ class RunKeeper:
         """Training has gone on: nothing is put again."""
         objects.forget()
         self._random = None
+
+
+def _work_of(replica: Replica) -> tuple[type, int]:
+    return type(replica), replica.fragments.count
 
 
 def _put_groups(optimizer: Any, groups: Any) -> None:

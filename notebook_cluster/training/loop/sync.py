@@ -262,7 +262,7 @@ class RoundSync(GoesOn):
 
     def _start(self) -> Start:
         """The state that this node would begin from: the one held here, a checkpoint, or the model as it is."""
-        held = None if self._fresh else self._job.held(self._description.layout.hash(self._strategy.codec))
+        held = None if self._fresh else self._job.held(self._description.layout)
         if held is not None:
             held = kept_otherwise(held, self._replica.fragments)
         if held is not None and not self._resume:

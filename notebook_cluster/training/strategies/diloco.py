@@ -101,7 +101,7 @@ class LocalSteps(RoundSync):
         MemoryError: see :func:`notebook_cluster.training.loop.costs.check_room`.
         """
         layout, asked = self._description.layout, self.memory
-        held = asked.rest if self._job.held(layout.hash(self._strategy.codec)) is not None else 0
+        held = asked.rest if self._job.held(layout) is not None else 0
         dtype = self._strategy.momentum_dtype
         ways = ways_out(layout.size - layout.buffers, layout.buffers, momentum_dtype=dtype)
         others = [(what, self._costs(one)) for what, one in ways]
