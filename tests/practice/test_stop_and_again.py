@@ -519,7 +519,7 @@ def test_a_module_in_extra_keeps_parameters_of_one_element() -> None:
     objects = RegisteredObjects([], {"ema": trained})
     torch.nn.init.constant_(trained.bias, 7.0)
     states, settings = objects.keep()
-    stopped = StoppedRun("", 1, "", 1, 1.0, None, None, 0, False, states, settings, {}, None)
+    stopped = StoppedRun("", 1, "", 1, 1.0, None, None, (object, 1), 0, False, states, settings, {}, None)
     again = torch.nn.Linear(6, 1)
     names, edited, warnings = RegisteredObjects([], {"ema": again}).go_on(stopped)
     assert (names, edited, warnings) == (["ema"], [], [])
