@@ -70,6 +70,7 @@ def configure(profile: str, lines: str) -> None:
 @pytest.fixture(name="cluster", scope="module", params=[pytest.param("mpi", marks=needs_mpi), "local"])
 def shared_cluster(folders: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with running_cluster(f"on-{request.param}", on=f"ipp:{request.param}", hosts=2, address="127.0.0.1") as cluster:
+        wait_until(lambda: len(names(cluster)) == 2)  # start() waits for a second only, see above
         yield cluster
         path = launch_folder(cluster)
     wait_until(lambda: not agents(path), what=lambda: str(agents(path)))
