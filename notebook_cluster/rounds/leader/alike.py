@@ -33,11 +33,11 @@ def frozen_difference(register: Register, reference: Register, node: str, refere
     name = first_frozen(register, reference)
     if name is None:
         return ""
-    here, there = _rows(register.frozen).get(name), _rows(reference.frozen).get(name)
+    difference = _difference(name, register.frozen, reference.frozen, node, reference_node)
     return (
-        f"frozen parameters differ: {_difference(name, here, there, node, reference_node)}. They do not travel, so "
-        "load the same base on every node (after the same torch.manual_seed where it is made at random, or with "
-        "nc.broadcast); check_frozen=False where that is on purpose"
+        f"frozen parameters differ: {difference}. They do not travel, so load the same base on every node (after the "
+        "same torch.manual_seed where it is made at random, or with nc.broadcast); check_frozen=False where that is on "
+        "purpose"
     )
 
 
@@ -51,12 +51,11 @@ def buffers_difference(register: Register, reference: Register, node: str, refer
     name = _first(register.other_buffers, reference.other_buffers, register.framework == reference.framework)
     if name is None:
         return ""
-    here, there = _rows(register.other_buffers).get(name), _rows(reference.other_buffers).get(name)
+    difference = _difference(name, register.other_buffers, reference.other_buffers, node, reference_node)
     return (
-        f"buffers of {register.job!r} differ: {_difference(name, here, there, node, reference_node)}. No round sends "
-        "or averages that one, so each node trains another model with its own: make it alike on every node (after the "
-        "same torch.manual_seed where it is made at random, or with nc.broadcast); check_frozen=False where it is "
-        "meant to differ"
+        f"buffers of {register.job!r} differ: {difference}. No round sends or averages that one, so each node trains "
+        "another model with its own: make it alike on every node (after the same torch.manual_seed where it is made at "
+        "random, or with nc.broadcast); check_frozen=False where it is meant to differ"
     )
 
 
@@ -104,7 +103,10 @@ def _rows(rows: list[FrozenRow] | None) -> dict[str, FrozenRow]:
     return {row[0]: row for row in rows or ()}
 
 
-def _difference(name: str, here: FrozenRow | None, there: FrozenRow | None, node: str, reference_node: str) -> str:
+def _difference(
+    name: str, mine: list[FrozenRow] | None, theirs: list[FrozenRow] | None, node: str, reference_node: str
+) -> str:
+    here, there = _rows(mine).get(name), _rows(theirs).get(name)
     if here is not None and there is not None and here[1:3] == there[1:3]:
         return f"{name[:_MOST_NAME]!r} has other values on {node} than on {reference_node}"
     return f"{node} has {_told(name, here)}, {reference_node} has {_told(name, there)}"
