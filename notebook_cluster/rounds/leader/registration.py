@@ -110,8 +110,8 @@ def _kept_otherwise(transition: Transition, job: JobState, registers: list[Regis
     """A state that goes on with something else beside the parameters is another one. Nobody can take it over from a
     node that still has it as it was, only from one of this cell, which has converted its own."""
     own = [(register.round, register.state_hash) for register in registers if register.holds_state]
-    others = [(register.round, register.state_hash) for register in registers]
-    round, state_hash = max(own or others, key=lambda one: (one[0], own.count(one)))
+    fresh = job.settings.round, job.settings.state_hash
+    round, state_hash = max(own, key=lambda one: (one[0], own.count(one)), default=fresh)
     if round != job.round:
         text = f"no node of this cell holds round {job.round} of {job.name!r}: it goes on from round {round}"
         transition.tell("warning", text, in_cell=True)
