@@ -23,12 +23,15 @@ def frozen_tensors(model: "torch.nn.Module") -> Iterator[FrozenTensor]:
 def buffers_to_compare(model: "torch.nn.Module") -> Iterator[FrozenTensor]:
     """Each buffer that no round averages and the ``state_dict`` has, without counters: whole numbers that stand alone.
     A buffer that is not in the ``state_dict`` is a cache, which each node makes for itself."""
-    kept = model.state_dict(keep_vars=True)
-    yield from _as_frozen(model, {
-        name: tensor
-        for name, tensor in model.named_buffers(remove_duplicate=False)
-        if name in kept and not is_averaged(name, tensor) and not _counts(tensor)
-    })  # fmt: skip
+    named = own_buffers(model, every_name=True)
+    yield from _as_frozen(model, {name: tensor for name, tensor in named.items() if not _counts(tensor)})
+
+
+def own_buffers(model: "torch.nn.Module", *, every_name: bool = False) -> "dict[str, torch.Tensor]":
+    """Those of the ``state_dict`` that no round averages: counters, masks. ``every_name``: a buffer that has several is
+    there under each."""
+    kept, named = model.state_dict(keep_vars=True), model.named_buffers(remove_duplicate=not every_name)
+    return {name: tensor for name, tensor in named if name in kept and not is_averaged(name, tensor)}
 
 
 def is_averaged(name: str, buffer: "torch.Tensor") -> bool:

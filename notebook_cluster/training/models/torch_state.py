@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.rounds.numerics.vectors import TensorLayout
-from notebook_cluster.training.models.torch_frozen import is_averaged
+from notebook_cluster.training.models.torch_frozen import own_buffers
 from notebook_cluster.training.models.torch_names import plain_names
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class TorchState:
 
 def other_buffers(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     """Name -> buffer of the ``state_dict`` that no round averages: counters, masks."""
-    kept = model.state_dict(keep_vars=True)
-    found = {name: tensor for name, tensor in model.named_buffers() if name in kept and not is_averaged(name, tensor)}
+    found = own_buffers(model)
     plain = plain_names(model, list(found))
     return {plain[name]: tensor.detach() for name, tensor in found.items()}
 
