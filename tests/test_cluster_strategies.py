@@ -172,8 +172,11 @@ sync.finish()
         ("LocalSGD(model, every=1", "DiLoCo(model, every=2, momentum_dtype='bfloat16'", "parameters go on; outer mom"),
         ("DiLoCo(model, every=1", "LocalSGD(model, every=2", "parameters go on; the optimizer, "),
         ("DiLoCo(model, every=1", "DiLoCo(model, every=2, codec='int8'", "parameters and outer momentum go on; "),
+        ("DeMo(model, lr=0.003", "DiLoCo(model, every=2", "parameters go on; outer momentum, "),
+        ("DiLoCo(model, every=1", "DeMo(model, lr=0.003", "parameters go on; each node's momentum "),
+        ("DataParallel(model, optimizer, mode='server'", "DataParallel(model, optimizer", "parameters go on; "),
     ],
-    ids=["gradients-mean", "mean-gradients", "none-bfloat16", "float32-none", "codec"],
+    ids=["gradients", "to-gradients", "bfloat16", "none", "codec", "momenta", "to-momenta", "server"],
 )
 def test_another_strategy_goes_on_from_the_parameters_and_a_new_node_gets_them(
     cluster: Cluster, request: pytest.FixtureRequest, before: str, after: str, told: str
@@ -187,7 +190,7 @@ print("from", state_hash(flat(model), np.empty(0, np.float32)))
 for step in range(4):
     optimizer.zero_grad()
     loss_of(model, 100 * step + rank).backward()
-    optimizer.step() if type(sync).__name__ != "DataParallel" else None
+    optimizer.step() if type(sync).__name__ in ("DiLoCo", "LocalSGD") else None
     sync.step(samples=16)
 sync.finish()
 print("to", digest(model))

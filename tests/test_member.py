@@ -724,6 +724,37 @@ def test_a_source_that_is_gone_makes_the_node_ask_again():
     assert messages(node.feed(m.FetchFailed("b", "gone")), Arrived) == [arrived]
 
 
+def test_a_state_that_never_comes_is_asked_for_less_and_less_often_until_it_comes():
+    node = Node().ready()
+    behind = Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1)
+    (arrived,), now, pauses = messages(node.arrive(), Arrived), 10.0, []
+    for _ in range(7):
+        node.control(behind)
+        began, said = now, messages(node.feed(m.Tick(now), m.FetchFailed("b", "damaged")), Arrived)
+        while not said:
+            now += 0.25
+            said = messages(node.feed(m.Tick(now)), Arrived)
+        assert said == [arrived]
+        pauses.append(now - began)
+    assert pauses == [0, 0.25, 0.5, 1, 2, 4, 4]
+    node.control(behind)
+    node.feed(m.StateFetched(1, THETA, ZEROS, "h"))
+    node.control(structs.replace(behind, round=2, state_hash="i"))
+    assert messages(node.feed(m.FetchFailed("b", "gone")), Arrived)
+
+
+def test_a_node_that_left_while_it_waits_to_ask_again_asks_no_more():
+    node = Node().ready()
+    behind = Behind(job="model", round=1, state_hash="h", source="b", source_incarnation=1)
+    node.arrive()
+    for _ in range(2):
+        node.control(behind)
+        node.feed(m.Tick(1.0), m.FetchFailed("b", "damaged"))
+    node.feed(m.LeaveRounds("interrupted"))
+    assert not messages(node.feed(m.Tick(2.0), m.Tick(9.0)), Arrived)
+    assert node.state.phase == "training"
+
+
 def test_new_work_while_it_waits_for_another_source_asks_anew():
     """The answer on its way is about the work before, so it is not taken."""
     node = Node().ready()

@@ -12,11 +12,14 @@ import torch
 from torch import nn
 
 from notebook_cluster import training as nc
+from notebook_cluster.checkpoints import load
 from notebook_cluster.protocol.rounds import Arrived, Commit, Prepared, Seal
 from notebook_cluster.rounds.member.events_effects import Apply
 from notebook_cluster.rounds.numerics.fragments import Fragments, tiles_of
+from notebook_cluster.rounds.numerics.momentum import FLOAT32
 from notebook_cluster.training.models.torch_parameters import TorchParameters
 from notebook_cluster.training.settings.arguments import check_descent
+from notebook_cluster.training.strategies import demo
 from notebook_cluster.training.strategies.demo import LocalMomentum, MomentumReplica
 from tests import demo_oracle as oracle
 from tests.cluster_in_process import Cluster, Node
@@ -204,6 +207,36 @@ def test_a_checkpoint_of_another_strategy_gives_the_parameters_and_says_that_the
     with Cluster(["a"], tmp_path) as cluster:
         np.testing.assert_array_equal(cluster.run(second)["a"], saved)
     assert "the checkpoint's optimizer is Sgd, this one LocalMomentum: it starts afresh" in capfd.readouterr().err
+
+
+def test_the_last_step_in_a_checkpoint_from_before_protocol_21_is_no_outer_momentum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(node: Node) -> Any:
+        model = wide(0)
+        sync = nc.DeMo(model, lr=LR)
+        trained(sync, model, node, range(2))
+        sync.checkpoint("digits")
+        return [values.detach().clone() for values in model.parameters()]
+
+    def second(node: Node) -> Any:
+        model = wide(1)
+        sync = nc.DiLoCo(model, every=1, resume="digits")
+        assert not sync._replica.momentum.any()
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        sync.step()
+        return model
+
+    with Cluster(["a"], tmp_path) as cluster:
+        monkeypatch.setattr(demo, "NOT_KEPT", FLOAT32)
+        saved = cluster.run(first)["a"]
+    (path,) = (tmp_path / "digits").iterdir()
+    assert all(np.abs(step).max() == 1 for step in load(path).momentum.values())
+    with Cluster(["a"], tmp_path) as cluster:
+        trained_on = list(cluster.run(second)["a"].parameters())
+    assert (trained_on[0] > saved[0]).all()
+    torch.testing.assert_close(trained_on[1:], saved[1:], rtol=0, atol=0)
 
 
 def test_a_node_that_joins_takes_the_state_and_part_in_every_step(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
 
 
 VERSION = "0.1.0"
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 
 
 def mismatch(peer: str, theirs: int) -> str | None:

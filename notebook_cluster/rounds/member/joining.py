@@ -10,7 +10,7 @@ import xxhash
 
 from notebook_cluster.codecs import DamagedError
 from notebook_cluster.protocol.rounds import MOST_MISSED, Arrived, Behind, CatchUp, Member, Seal
-from notebook_cluster.protocol.runs import Joined, Registered
+from notebook_cluster.protocol.runs import Joined, Register, Registered
 from notebook_cluster.rounds.member.events_effects import (
     Apply,
     BeginRun,
@@ -33,6 +33,9 @@ from notebook_cluster.rounds.member.state import Exchange, MemberState, most_kep
 _SAMPLED = 4096
 """Bytes."""
 
+_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
+"""Seconds."""
+
 # ---- joining and arriving ------------------------------------------------------------------------------------
 
 
@@ -44,6 +47,7 @@ def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None
     state.committed = state.committed if state.holds else ()
     state.phase, state.joining, state.left = "registering", True, False
     state.serving, state.served_by, state.counted = {}, ("", 0), 0
+    state.fetch_failures, state.ask_at = 0, 0.0
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
 
@@ -189,7 +193,7 @@ def _fetch(
 ) -> None:
     if state.phase != "fetching":
         state.fetch_from = state.round
-    state.phase, state.exchange, state.fetch_counted, state.fetch = "fetching", None, counted, fetch
+    state.phase, state.exchange, state.fetch_counted, state.fetch, state.ask_at = "fetching", None, counted, fetch, 0.0
     state.catching = missed if _is_shorter(state, missed) else ()
     if state.catching:
         _next_missed(state, effects)
@@ -288,7 +292,7 @@ def on_fetched(state: MemberState, event: StateFetched, effects: list[Effect]) -
         state.served_by = (state.fetch.source, state.fetch.incarnation)
     state.round, state.theta, state.momentum = event.round, event.theta, event.momentum
     state.state_hash, state.holds, state.kept, state.advanced = event.state_hash, True, (), True
-    state.committed = ()
+    state.committed, state.fetch_failures = (), 0
     state.exchange, state.catching = None, ()
     effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
     if state.joining:
@@ -327,14 +331,28 @@ def on_fetch_failed(state: MemberState, reason: str, effects: list[Effect]) -> N
     if not state.fetch_counted:
         _release_if_over(state, effects)
     state.fetch = None
-    if not _ask_for_source(state, effects):
-        # it left meanwhile: its next boundary arrives from the state that is held here
+    state.fetch_failures += 1
+    if state.fetch_failures == 1 or not _wants_state(state):
+        _ask_for_source(state, effects)
+    else:
+        state.ask_at = state.now + min(_LONGEST_PAUSE, _PAUSE * 2 ** (state.fetch_failures - 2))
+
+
+def on_tick_fetching(state: MemberState, effects: list[Effect]) -> None:
+    """Ask again, when nothing has come of it several times."""
+    if state.fetch is None and 0 < state.ask_at <= state.now:
+        _ask_for_source(state, effects)
+
+
+def _ask_for_source(state: MemberState, effects: list[Effect]) -> None:
+    """Say where this node is: the answer names a source."""
+    again, state.ask_at = _wants_state(state), 0.0
+    if again is not None:
+        effects.append(SendControl(again))
+    else:  # it left meanwhile: its next boundary arrives from the state that is held here
         state.phase, state.exchange, state.catching = "training", None, ()
 
 
-def _ask_for_source(state: MemberState, effects: list[Effect]) -> bool:
-    """Say where this node is: the answer names a source. False: it is not in the rounds."""
-    again = state.register if state.joining else current_arrival(state)
-    if again is not None:
-        effects.append(SendControl(again))
-    return again is not None
+def _wants_state(state: MemberState) -> Arrived | Register | None:
+    """What a node that asks for a source says; None: it is not in the rounds."""
+    return state.register if state.joining else current_arrival(state)

@@ -71,6 +71,7 @@ from notebook_cluster.rounds.member.joining import (
     on_fetched,
     on_registered,
     on_tick_catching_up,
+    on_tick_fetching,
     out_of_rounds,
 )
 from notebook_cluster.rounds.member.next_state import ChangedError, kept_mean, step_in_place
@@ -106,6 +107,8 @@ def apply(state: MemberState, event: Event) -> tuple[MemberState, list[Effect]]:
             state.now = event.now
             if state.catching:
                 on_tick_catching_up(state, effects)
+            elif state.phase == "fetching":
+                on_tick_fetching(state, effects)
             else:
                 exchange.on_tick(state, effects)
         case FromLeader():

@@ -145,9 +145,13 @@ class MemberState(msgspec.Struct):
     catching: tuple[CatchUp, ...] = ()
     """Rounds whose means are fetched instead."""
     fetch_counted: bool = False
+    """The state being fetched contains this node's contribution."""
     fetch_failure: str = ""
     """The last reason that was told."""
-    """The state being fetched contains this node's contribution."""
+    fetch_failures: int = 0
+    """In a row: after the first another source is asked for at once, after each later one following a longer while."""
+    ask_at: float = 0.0
+    """When that while is over; 0: it is not waited for."""
     counted: int = 0
     """The contribution that was in a COMMIT whose state this node could not take."""
     fetch_from: int = 0

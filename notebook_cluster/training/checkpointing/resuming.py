@@ -28,6 +28,7 @@ from notebook_cluster.rounds.numerics.outer import former_state_hash, state_hash
 from notebook_cluster.rounds.numerics.vectors import forget, placed
 from notebook_cluster.training.checkpointing.optimizer_bytes import has_optimizer
 from notebook_cluster.training.models.parameters import Parameters
+from notebook_cluster.training.settings.arguments import SERVER, Settings
 
 MOST_NAMES = 20
 
@@ -91,7 +92,8 @@ def start_of(
     saved_as = _saved_as(theta, momentum, checkpoint.manifest.state_hash)
     if saved_as is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
-    if not saved_as.elements and not fragments.advances:  # it is the mean of gradients
+    is_mean = not saved_as.elements and not fragments.advances
+    if is_mean or _has_no_outer_momentum(checkpoint.manifest.settings):
         momentum, saved_as = zeros(0, NOT_KEPT), _SavedAs(theta.size, NOT_KEPT)
     momentum, wanted = converted(momentum, fragments.momentum_dtype, theta.size), fragments.momentum_dtype
     hash = state_hash(theta[: saved_as.elements], momentum)
@@ -143,6 +145,12 @@ def placed_start(start: Start, folder: Path | None) -> Start:
     if folder is not None:
         forget()  # a round would not use memory of the model's size again
     return replace(start, theta=theta, momentum=momentum)
+
+
+def _has_no_outer_momentum(settings: Settings) -> bool:
+    """What a checkpoint of DeMo or of one optimizer for all has in its place, from before protocol 21, is the step that
+    was taken last."""
+    return settings.get("strategy") == "DeMo" or settings.get("mode") == SERVER
 
 
 def _converted(what: str, before: str, after: str) -> str:

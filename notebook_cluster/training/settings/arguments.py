@@ -89,7 +89,7 @@ class Strategy:
             raise ValueError(f"outer_momentum={momentum!r}: use a number from 0 to below 1 (DiLoCo: 0.9)")
         if not isinstance(self.nesterov, bool):
             raise ValueError(f"nesterov={self.nesterov!r}: use True or False")
-        if self.momentum_dtype != NOT_KEPT or self.strategy not in ("LocalSGD", "SparseLoCo"):
+        if self.momentum_dtype != NOT_KEPT or self.strategy == "DiLoCo":
             check_momentum_dtype(self.momentum_dtype)
         check_state(self.state)
         for what in ("freeze_a", "check_frozen"):

@@ -20,6 +20,7 @@ from typing import Any
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member import events_effects as types
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import FLOAT32, NOT_KEPT
 from notebook_cluster.training.background.worker import Notice
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import Round
@@ -111,6 +112,7 @@ class DataParallel(RoundSync):
             mode=mode,
             patience=patience,
             check_frozen=check_frozen,
+            momentum_dtype=NOT_KEPT if mode == SERVER else FLOAT32,  # else what is kept there is the mean
         )
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
         steps_here = weakref.ref(self)

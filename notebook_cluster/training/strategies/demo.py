@@ -20,6 +20,7 @@ from notebook_cluster.codecs import NotFiniteError, Vector, codec_name
 from notebook_cluster.protocol.runs import PATIENCE
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.rounds.numerics.momentum import NOT_KEPT
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
@@ -102,6 +103,7 @@ class DeMo(RoundSync):
             descent=descent,
             patience=patience,
             check_frozen=check_frozen,
+            momentum_dtype=NOT_KEPT,
         )
         super().__init__(model, strategy, optimizer=self._momentum, extra=extra, resume=resume, fresh=fresh)
 
@@ -161,10 +163,9 @@ class DeMo(RoundSync):
         self._change_outer(outer_lr=float(value))
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> "MomentumReplica":
-        layout, before = parameters.layout, self._job.own
-        self._momentum.begin(
-            layout.size - layout.buffers, layout.hash("momentum"), None if self._from_start else before
-        )
+        layout, last = parameters.layout, self._job.member.register
+        goes_on = not self._from_start and last is not None and last.strategy == self._strategy.strategy
+        self._momentum.begin(layout.size - layout.buffers, layout.hash("momentum"), self._job.own if goes_on else None)
         self._goes_on = bool(self._momentum.state)
         self._job.own = self._momentum
         return MomentumReplica(parameters, fragments, self._momentum, self._strategy.beta)
