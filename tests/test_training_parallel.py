@@ -24,6 +24,8 @@ NODES = ["a", "b", "c"]
 def made(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     if kind == "SGD":
         return torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "LBFGS":
+        return torch.optim.LBFGS(model.parameters())
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
@@ -553,12 +555,14 @@ def test_a_checkpoint_of_gradients_is_resumed_where_contributions_are_averaged_a
         ({"codec": "sparse"}, "codec='sparse': use one of"),
         ({"optimizer": None}, "optimizer=None: pass the torch.optim optimizer"),
         ({"optimizer": 3}, "optimizer=int: pass a torch.optim optimizer"),
+        ({"kind": "LBFGS"}, "optimizer=LBFGS computes the loss several times for a step"),
     ],
 )
 def test_impossible_arguments_are_named(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     def cell(node: Node) -> None:
         model = build()
-        nc.DataParallel(model, **({"optimizer": made("SGD", model)} | arguments))
+        optimizer = made(arguments.pop("kind", "SGD"), model)
+        nc.DataParallel(model, **({"optimizer": optimizer} | arguments))
 
     with Cluster(["a"], tmp_path) as cluster:
         result = cluster.run(cell)["a"]
@@ -574,3 +578,78 @@ def test_nodes_that_scale_or_resend_otherwise_are_refused(tmp_path: Path) -> Non
     with Cluster(["a", "b"], tmp_path) as cluster:
         results = cluster.run(cell)
     assert "every=1 steps, parameters every 100, lr by nodes" in str(results["b"])
+
+
+def test_a_step_without_any_gradient_is_an_error_and_no_step_of_zeros(tmp_path: Path) -> None:
+    def cell(node: Node) -> None:
+        model = build()
+        nc.DataParallel(model, made("SGD", model)).step(1.0, samples=8)
+
+    with Cluster(["a"], tmp_path) as cluster:
+        error = cluster.run(cell)["a"]
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("no parameter has a gradient: call loss.backward() before sync.step()")
+
+
+STRATEGIES: dict[str, Any] = {
+    "allreduce": lambda model, optimizer: nc.DataParallel(model, optimizer),
+    "server": lambda model, optimizer: nc.DataParallel(model, optimizer, mode="server"),
+    "accumulate": lambda model, optimizer: nc.DataParallel(model, optimizer, accumulate=2),
+    "at the end": lambda model, optimizer: nc.DataParallel(model, optimizer, accumulate=100),
+    "DeMo": lambda model, optimizer: nc.DeMo(model, lr=0.003),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_that_a_scaler_multiplied_are_refused_until_they_are_divided_again(
+    tmp_path: Path, strategy: str
+) -> None:
+    """With one node, for a scaler is known to its process."""
+
+    def cell(node: Node, scale: float, divides: bool) -> nn.Module:
+        model = build(seed=0)
+        optimizer = made("SGD", model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        sync = STRATEGIES[strategy](model, optimizer)
+        for step in range(4):
+            loss = loss_of(model, batch(10 * step + node.rank()))
+            scaler.scale(loss).backward()
+            if divides and (strategy != "accumulate" or step % 2):
+                scaler.unscale_(optimizer)
+            sync.step(loss, samples=8)
+            if divides and (strategy != "accumulate" or step % 2):
+                scaler.update()
+        sync.finish()
+        return model
+
+    with Cluster(["a"], tmp_path) as cluster:
+        error = cluster.run(partial(cell, scale=1024.0, divides=False))["a"]
+    assert isinstance(error, ValueError)
+    assert str(error).startswith("the gradients are 1024 times too large, for GradScaler has multiplied the loss")
+    if strategy == "at the end":  # nothing to divide them in between
+        return
+    models = []
+    for scale, divides in ((1024.0, True), (1.0, False)):
+        with Cluster(["a"], tmp_path / f"{scale}") as cluster:
+            models += cluster.run(partial(cell, scale=scale, divides=divides)).values()
+    assert_equal_models(dict(enumerate(models)))
+
+
+def test_a_scaler_of_an_earlier_cell_is_not_held_against_a_loop_without_one(tmp_path: Path) -> None:
+    scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
+
+    def cell(node: Node) -> nn.Module:
+        model, other = build(seed=0), build(seed=1)
+        sync = nc.DataParallel(model, made("SGD", model))
+        optimizer = made("SGD", other)
+        for step in range(2):  # beside a model with a scaler, that each node trains alone
+            scalers[0].scale(loss_of(other, batch(step))).backward()
+            scalers[0].step(optimizer)
+            scalers[0].update()
+            loss_of(model, batch(step)).backward()
+            sync.step(samples=8)
+        return model
+
+    with Cluster(["a"], tmp_path) as cluster:
+        scalers[1].scale(torch.ones(1))  # and was interrupted
+        assert isinstance(cluster.run(cell)["a"], nn.Module)

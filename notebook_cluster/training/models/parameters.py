@@ -106,6 +106,12 @@ class Parameters(Protocol):
         """
 
 
+NO_GRADIENT = (
+    "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and zero_grad() "
+    "out, or say samples=0 for an empty batch"
+)
+
+
 class WithGradients(Parameters, Protocol):
     """What strategies that exchange gradients need as well. Gradients of several calls add up until they are cleared;
     a parameter with two names has the sum of both."""

@@ -2,11 +2,12 @@
 it after work that was refused."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 _SCALES = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"})
 """What torch's optimizers divide a step by."""
@@ -46,6 +47,56 @@ def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
         _watched[optimizer].remove()
     with contextlib.suppress(AttributeError):  # of mlx, or a wrapper of one of torch
         _watched[optimizer] = optimizer.register_step_pre_hook(look)
+
+
+_scaled: "WeakSet[Any]" = WeakSet()
+"""Each ``torch.amp.GradScaler`` that has multiplied a loss since its last update."""
+
+
+def watch_scalers(framework: str) -> None:
+    """Notice from now on which ``torch.amp.GradScaler`` multiplies a loss: gradients do not tell. Other frameworks than
+    torch have none."""
+    if framework != "torch":
+        return
+    from torch.amp import GradScaler
+
+    _scaled.clear()
+    scale, update = GradScaler.scale, GradScaler.update
+    if hasattr(scale, "__wrapped__"):
+        return
+
+    @functools.wraps(scale)
+    def noted(self: Any, outputs: Any) -> Any:
+        if self.is_enabled():
+            _scaled.add(self)
+        return scale(self, outputs)
+
+    @functools.wraps(update)
+    def forgotten(self: Any, *args: Any, **kwargs: Any) -> None:
+        _scaled.discard(self)
+        update(self, *args, **kwargs)
+
+    GradScaler.scale, GradScaler.update = noted, forgotten  # type: ignore[method-assign]
+
+
+def check_unscaled(optimizer: Any = None) -> None:
+    """Raises:
+    ValueError: a GradScaler has multiplied the loss, and the gradients of ``optimizer``, or of any where there is none,
+        were not divided again.
+    """
+    for scaler in list(_scaled):
+        _scaled.discard(scaler)
+        # torch has no public word for it
+        stages = {key: state["stage"].name for key, state in scaler._per_optimizer_states.items()}
+        asked = stages if optimizer is None else {id(optimizer)}
+        if scaler.get_scale() == 1 or any(stages.get(key) == "UNSCALED" for key in asked):
+            continue
+        what = "optimizer" if optimizer is not None else "any optimizer of the model"
+        raise ValueError(
+            f"the gradients are {scaler.get_scale():g} times too large, for {type(scaler).__name__} has multiplied the "
+            f"loss: call scaler.unscale_({what}) before sync.step() and scaler.update() after it, or use autocast with "
+            "torch.bfloat16, which needs no scaler"
+        )
 
 
 @dataclass(frozen=True)

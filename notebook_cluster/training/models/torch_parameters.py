@@ -229,7 +229,7 @@ class TorchParameters(TorchState):
     def check_optimizer(self, optimizer: Any, scale_lr: bool) -> None:
         """Raises:
         TypeError: not a torch optimizer.
-        ValueError: it takes sparse gradients only.
+        ValueError: it takes sparse gradients only, or computes the loss again for its step.
         """
         import torch
 
@@ -243,6 +243,12 @@ class TorchParameters(TorchState):
                 f"optimizer={type(optimizer).__name__} takes sparse gradients only, and the mean gradient of all nodes "
                 "is dense: use torch.optim.Adam with nc.DataParallel, or nc.DiLoCo, with which each node steps with "
                 "its own gradients"
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} computes the loss several times for a step, and a step of all "
+                "nodes has one mean gradient: use another optimizer with nc.DataParallel, or nc.DiLoCo, with which "
+                "each node steps by itself"
             )
 
     def optimizer_step(self, optimizer: Any, mean: Vector, factor: int, there: list[bool]) -> None:

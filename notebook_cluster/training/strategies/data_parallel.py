@@ -26,8 +26,8 @@ from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
 from notebook_cluster.training.models import check_optimizer
-from notebook_cluster.training.models.parameters import WithGradients
-from notebook_cluster.training.models.torch_optimizer import refuse_other_steps
+from notebook_cluster.training.models.parameters import NO_GRADIENT, WithGradients
+from notebook_cluster.training.models.torch_optimizer import check_unscaled, refuse_other_steps, watch_scalers
 from notebook_cluster.training.settings.arguments import (
     ALLREDUCE,
     SERVER,
@@ -127,8 +127,8 @@ class DataParallel(RoundSync):
 
         Raises:
             TypeError: ``grads`` is missing for an mlx model, or given for a torch model.
-            ValueError: ``loss`` or ``samples`` is not a number, ``grads`` is of another model, or the model was
-                changed; names it.
+            ValueError: ``loss`` or ``samples`` is not a number, ``grads`` is of another model, there is no gradient, a
+                GradScaler has multiplied them, or the model was changed; names it.
             TrainingError: the job was refused.
         """
         if self._idle():
@@ -137,7 +137,10 @@ class DataParallel(RoundSync):
             return self._take_step(loss, samples, grads)
 
     def _take_step(self, loss: Any, samples: float, grads: Any) -> Round | None:
-        self._replica.parameters.add_gradients(grads, check_samples(samples))
+        parameters = self._replica.parameters
+        parameters.add_gradients(grads, check_samples(samples))
+        if samples and not parameters.has_gradients():
+            raise ValueError(NO_GRADIENT)
         if self._registering_drops_gradients():
             samples = 0
         self._count_step(loss, samples)
@@ -171,6 +174,8 @@ class DataParallel(RoundSync):
         return True
 
     def _contribute(self, finishing: bool) -> None:
+        if self._replica.steps:
+            check_unscaled(self._user_optimizer)
         self._advance()
         super()._contribute(finishing)
 
@@ -193,6 +198,7 @@ class DataParallel(RoundSync):
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> GradientReplica:
         parameters.check_optimizer(self._user_optimizer, self._strategy.scale_lr)
+        watch_scalers(parameters.framework)
         if self._mode == SERVER:
             central = CentralOptimizerReplica(
                 parameters,

@@ -24,7 +24,8 @@ from notebook_cluster.rounds.numerics.momentum import NOT_KEPT
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
-from notebook_cluster.training.models.parameters import WithGradients
+from notebook_cluster.training.models.parameters import NO_GRADIENT, WithGradients
+from notebook_cluster.training.models.torch_optimizer import check_unscaled, watch_scalers
 from notebook_cluster.training.settings.arguments import (
     Strategy,
     check_coefficients,
@@ -126,10 +127,7 @@ class DeMo(RoundSync):
             return None
         replica.parameters.add_gradients(grads, check_samples(samples))
         if samples and not replica.parameters.has_gradients():
-            raise ValueError(
-                "no parameter has a gradient: call loss.backward() before sync.step(), and leave optimizer.step() and "
-                "zero_grad() out, or say samples=0 for an empty batch"
-            )
+            raise ValueError(NO_GRADIENT)
         with self._call:
             return self._take_step(loss, samples)
 
@@ -143,6 +141,11 @@ class DeMo(RoundSync):
     def _exchange_due(self) -> Round | None:
         self._contribute(finishing=False)
         return self._wait_for_commit()
+
+    def _contribute(self, finishing: bool) -> None:
+        if self._replica.steps:
+            check_unscaled()
+        super()._contribute(finishing)
 
     @property
     def lr(self) -> float:
@@ -163,6 +166,7 @@ class DeMo(RoundSync):
         self._change_outer(outer_lr=float(value))
 
     def _make_replica(self, parameters: WithGradients, fragments: Fragments) -> "MomentumReplica":
+        watch_scalers(parameters.framework)
         layout, last = parameters.layout, self._job.member.register
         goes_on = not self._from_start and last is not None and last.strategy == self._strategy.strategy
         self._momentum.begin(layout.size - layout.buffers, layout.hash("momentum"), self._job.own if goes_on else None)
