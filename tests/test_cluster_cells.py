@@ -95,6 +95,16 @@ def test_the_traceback_of_a_collective_ends_at_the_users_line_and_has_the_cells_
     assert "notebook_cluster" not in plain["local-2"]
 
 
+def test_a_cell_that_says_exit_leaves_its_nodes_where_they_are(cluster: Cluster) -> None:
+    ended, outputs = cluster.run("exit()\nquit()\nprint(get_ipython().exit_now)\n__import__('sys').exit(3)")
+    assert [result.error_name for result in ended.results.values()] == ["SystemExit"] * 2
+    for name in ended.results:
+        text = text_of(outputs, name)
+        assert text.count("exit() does nothing on a node: %cluster restart NODE gives it a new kernel") == 2
+        assert "False\n" in text
+        assert "To exit" not in text
+
+
 def test_a_name_that_only_the_notebook_has_says_push(cluster: Cluster) -> None:
     _, outputs = cluster.run("print(data)", notebook_names=["data"])
     assert "%push data sends it" in text_of(outputs, "local")

@@ -133,6 +133,8 @@ def test_len_is_what_comes(place: Place, batch_size: int | None, drop_last: bool
 
 def test_a_list_gives_lists(place: Place) -> None:
     assert list(shard(["a", "b", "c"], batch_size=2, shuffle=False)) == [["a", "b"], ["c"]]
+    pictures = [np.full((3, 4), number) for number in range(2)]
+    assert [batch[0].sum() for batch in shard(pictures, batch_size=1, shuffle=False)] == [0, 12]
 
 
 def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
@@ -146,6 +148,8 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
     [
         (lambda: shard(7), "a int has no length and no"),
         (lambda: shard({"x": 1}), r"a dict has no length and no .*, for example data\['x'\]"),
+        (lambda: shard({"x": np.zeros(2), "y": np.ones(2)}), r"for example \(data\['x'\], data\['y'\]\)"),
+        (lambda: shard([np.zeros((9, 2)), np.zeros(9)]), r"a list of 2 arrays is 2 items. For 9 items .* pass a tuple"),
         (lambda: shard(pandas.DataFrame({"x": [1]})), r"a DataFrame is indexed by labels, .* data\.to_numpy\(\)"),
         (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]
         (lambda: shard("text"), "a str has no length and no"),

@@ -212,8 +212,14 @@ def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
 
 def _check_sequence(data: Any) -> None:
     if isinstance(data, dict):
-        one = repr(next(iter(data), "..."))
-        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}, for example data[{one}]")
+        named = [f"data[{name!r}]" for name, part in data.items() if is_array(part)]
+        one = f"({', '.join(named)})" if len(named) > 1 else f"data[{next(iter(data), '...')!r}]"
+        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}, for example {one}")
+    if isinstance(data, list) and _belong_together(data):
+        raise TypeError(
+            f"shard: a list of {len(data)} arrays is {len(data)} items. For {len(data[0])} items with an element of "
+            "each array pass a tuple, as in nc.shard((x, y))"
+        )
     if hasattr(data, "iloc"):
         raise TypeError(
             f"shard: a {type(data).__name__} is indexed by labels, not by position: pass data.to_numpy(), or a tuple "
@@ -224,6 +230,13 @@ def _check_sequence(data: Any) -> None:
     indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, (str, bytes, set, frozenset)) or not indexed:
         raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
+
+
+def _belong_together(parts: list[Any]) -> bool:
+    """Arrays with as many elements each, which are unlike: no batch has them as its items."""
+    if len(parts) < 2 or not all(map(is_array, parts)):
+        return False
+    return len(parts[0]) > 1 and len({len(part) for part in parts}) == 1 and len({part.shape for part in parts}) > 1
 
 
 def _batch(data: Any, indices: list[int]) -> Any:

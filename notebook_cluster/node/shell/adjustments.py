@@ -23,6 +23,7 @@ import sys
 import sysconfig
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, Any
@@ -37,7 +38,7 @@ _UP_SECONDS = 0.05
 
 
 def prepare_shell(ip: Any) -> None:
-    """Fast completion, ``name?`` as output of the cell, and nothing kept of what was printed.
+    """Fast completion, ``name?`` as output of the cell, no ``exit()``, and nothing kept of what was printed.
 
     Jedi takes seconds while the node computes and holds up every later question meanwhile (measured: 3 ms without it,
     0.45 s and more with it); what is in the namespace is found without it. A notebook shows ``name?`` in a pager of its
@@ -49,11 +50,21 @@ def prepare_shell(ip: Any) -> None:
     if completer is not None and hasattr(completer, "use_jedi"):
         completer.use_jedi = False
     ip.set_hook("show_in_pager", _print_page, 0)
+    ip.ask_exit = _stay
+    warnings.filterwarnings("ignore", "To exit: use", UserWarning)
     log = ip.kernel.log
     if log.handlers:
         log.setLevel(max(log.level, min(handler.level for handler in log.handlers)))
     if hasattr(ip.history_manager, "outputs"):
         ip.history_manager.outputs = _KeepsNothing()
+
+
+def _stay() -> None:
+    """``exit()`` and ``quit()`` would end the kernel a moment later, in the middle of whatever runs on it by then."""
+    print(
+        "[notebook-cluster: exit() does nothing on a node: %cluster restart NODE gives it a new kernel, %cluster "
+        "remove NODE takes it out of the cluster]"
+    )
 
 
 class _KeepsNothing(dict[int, list[Any]]):
