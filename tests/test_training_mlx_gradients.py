@@ -422,6 +422,28 @@ def test_tied_and_frozen_arrays_stay_so_and_running_statistics_are_averaged(tmp_
         np.testing.assert_allclose(torchs, mlxs, atol=1e-5)
 
 
+def test_a_step_of_mlx_beside_that_of_all_nodes_is_an_error_until_they_are_done(tmp_path: Path) -> None:
+    optimizer = mlx_optim.SGD(0.5)
+
+    def cell(node: Node) -> Any:
+        model = Ours()
+        zeros = tree_map(mx.zeros_like, model.trainable_parameters())
+        for round in range(2):  # a sync object after the other has the same optimizer
+            sync = nc.DataParallel(model, optimizer, resend=None)
+            sync.step(samples=16, grads=zeros)
+            with pytest.raises(
+                ValueError, match="SGD.update.* was called, and sync.step.* of nc.DataParallel makes the"
+            ):
+                optimizer.update(model, zeros)
+            sync.finish()
+            optimizer.update(model, zeros)
+            assert optimizer.step.item() == 2 * (round + 1)
+        return model
+
+    with Cluster(["m"], tmp_path) as cluster:
+        assert isinstance(cluster.run(on_this_thread(cell))["m"], Ours)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_parameters_of_low_precision_keep_their_dtype_and_gradients_add_up_in_float32(
     tmp_path: Path, dtype: str

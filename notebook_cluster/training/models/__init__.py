@@ -4,9 +4,10 @@ May import: ``rounds.numerics`` and ``codecs``. No framework is imported before 
 everything above in ``training``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
 from notebook_cluster.training.models.lora import freeze_a_of_mlx, freeze_a_of_torch
 from notebook_cluster.training.models.mlx_optimizer import is_mlx_optimizer
 from notebook_cluster.training.models.parameters import WithGradients
@@ -37,6 +38,12 @@ def check_trains(optimizers: Sequence[Any], model: Any) -> None:
             "for another model, or for this one before it was made anew; make the optimizer from model.parameters() "
             "again, before the sync object"
         )
+
+
+def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
+    """A step of ``optimizer`` that is not the one of all nodes raises from now on where ``refuses()``."""
+    of = mlx_optimizer if is_mlx_optimizer(optimizer) else torch_optimizer
+    of.refuse_other_steps(optimizer, refuses)
 
 
 def parameters_of(model: Any, *, freeze_a: bool = False) -> WithGradients:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 _RATE = "learning_rate"
+_STEP = "apply_gradients"
 _WITHOUT_NUMPY = {"bfloat16": np.uint16}
 """dtypes that numpy lacks, and what holds their bits."""
 
@@ -150,8 +151,30 @@ def make_step(optimizer: Any, model: Any, gradients: Any, factor: int) -> None:
         if factor != 1:
             for leaf in stepping(optimizer):
                 stack.enter_context(_times(leaf, factor))
+        _steps_here.add(id(optimizer))
+        stack.callback(_steps_here.discard, id(optimizer))
         optimizer.update(model, gradients)
     mx.eval(model.parameters(), optimizer.state)
+
+
+_steps_here: set[int] = set()
+"""Ids of the optimizers that :func:`make_step` steps now."""
+
+
+def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
+    """As :func:`.torch_optimizer.refuse_other_steps`, of an mlx optimizer. What was compiled before is not looked at."""
+    vars(optimizer).pop(_STEP, None)  # what an earlier sync object has put there
+    key, name, plain = id(optimizer), type(optimizer).__name__, getattr(optimizer, _STEP)
+
+    def apply_gradients(gradients: Any, parameters: Any) -> Any:
+        if key not in _steps_here and refuses():
+            raise ValueError(
+                f"{name}.update() was called, and sync.step() of nc.DataParallel makes the step of all nodes: leave "
+                "optimizer.update(model, grads) out"
+            )
+        return plain(gradients, parameters)
+
+    setattr(optimizer, _STEP, apply_gradients)
 
 
 def rate_of(leaf: Any) -> float | None:

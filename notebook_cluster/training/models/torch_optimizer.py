@@ -45,7 +45,7 @@ def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
 
     if optimizer in _watched:
         _watched[optimizer].remove()
-    with contextlib.suppress(AttributeError):  # of mlx, or a wrapper of one of torch
+    with contextlib.suppress(AttributeError):  # a wrapper of one of torch
         _watched[optimizer] = optimizer.register_step_pre_hook(look)
 
 

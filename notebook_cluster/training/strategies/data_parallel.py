@@ -25,9 +25,9 @@ from notebook_cluster.training.background.worker import Notice
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
-from notebook_cluster.training.models import check_optimizer
+from notebook_cluster.training.models import check_optimizer, refuse_other_steps
 from notebook_cluster.training.models.parameters import NO_GRADIENT, WithGradients
-from notebook_cluster.training.models.torch_optimizer import check_unscaled, refuse_other_steps, watch_scalers
+from notebook_cluster.training.models.torch_optimizer import check_unscaled, watch_scalers
 from notebook_cluster.training.settings.arguments import (
     ALLREDUCE,
     SERVER,
