@@ -431,9 +431,7 @@ def test_a_step_of_mlx_beside_that_of_all_nodes_is_an_error_until_they_are_done(
         for round in range(2):  # a sync object after the other has the same optimizer
             sync = nc.DataParallel(model, optimizer, resend=None)
             sync.step(samples=16, grads=zeros)
-            with pytest.raises(
-                ValueError, match="SGD.update.* was called, and sync.step.* of nc.DataParallel makes the"
-            ):
+            with pytest.raises(ValueError, match=r"SGD\.update\(\) was called, and sync\.step\(\) of nc"):
                 optimizer.update(model, zeros)
             sync.finish()
             optimizer.update(model, zeros)

@@ -162,7 +162,7 @@ _steps_here: set[int] = set()
 
 
 def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
-    """As :func:`.torch_optimizer.refuse_other_steps`, of an mlx optimizer. What was compiled before is not looked at."""
+    """As :func:`.torch_optimizer.refuse_other_steps`, of an mlx optimizer; not in what was compiled before."""
     vars(optimizer).pop(_STEP, None)  # what an earlier sync object has put there
     key, name, plain = id(optimizer), type(optimizer).__name__, getattr(optimizer, _STEP)
 
