@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch.utils.data
@@ -336,6 +337,8 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
     rows, floats = random.integers(0, 255, (50, 28, 28), np.uint8), random.normal(size=(50, 3))
     labels = random.permutation(50)
     subset = torch.utils.data.Subset
+    columns = {"text": [f"line {number}" for number in range(50)], "weight": floats[:, 0].tolist()}
+    table = datasets.Dataset.from_dict(columns)
     alike: list[tuple[Any, Any]] = [
         (rows, torch.from_numpy(rows)), (labels.astype(np.int32), labels.tolist()),
         ((floats, labels), (floats + 1e-9, labels)),
@@ -343,17 +346,22 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
         (["/home/ana/1.png", "/home/ana/2.png"], [r"C:\data\1.png", r"C:\data\2.png"]),
         (Pictures(labels.tolist()), Pictures(torch.from_numpy(labels))),
         (subset(Pictures([1, 2, 3]), [2, 0]), subset(Pictures([1, 2, 3]), torch.tensor([2, 0]))),
+        ([(floats, 1), (floats, 2)], [(None, 1), (None, 2)]), ([{"a": 1, "b": 0.1}], [{"b": 0.2, "a": 1}]),
+        (table, table.with_format("torch")), (table.shuffle(seed=3), table.shuffle(seed=3).flatten_indices()),
     ]  # fmt: skip
     for one, other in alike:
         assert order_of(one) == order_of(other) != ""
     unlike: list[tuple[Any, Any]] = [
         (rows, rows[::-1]), (labels, random.permutation(50)), ((floats, labels), (floats, labels[::-1])),
         (["1.png", "2.png"], ["2.png", "1.png"]), (Pictures([1, 2]), Pictures([2, 1])),
+        (table, table.shuffle(seed=3)), (table.shuffle(seed=3), table.shuffle(seed=4)),
+        ([{"text": "a"}, {"text": "b"}], [{"text": "b"}, {"text": "a"}]),
         (subset(floats, [2, 0]), subset(floats, [0, 2])), (subset(labels, [0, 1]), subset(labels[::-1], [0, 1])),
     ]  # fmt: skip
     for one, other in unlike:
         assert order_of(one) != order_of(other)
-    for nothing in (floats, torch.zeros(3), [1.5, 2.5], [{"a": 1}], Pictures(None), object()):
+    weights = table.select_columns("weight")
+    for nothing in (floats, torch.zeros(3), [1.5, 2.5], [{"a": 1.5}], weights, Pictures(None), object()):
         assert order_of(nothing) == ""
 
 

@@ -34,7 +34,8 @@ class FirstLoops:
             text = (
                 f"nc.shard: {other!r} has other data than {first!r}, or in another order. Parts are dealt by "
                 "position, so some elements come twice and others never. Sort what is listed, and seed what splits or "
-                "shuffles: random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0))"
+                "shuffles: random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0)), "
+                "dataset.train_test_split(0.2, seed=0)"
             )
             self._tell(NodeLog(level="warning", text=text, cell=True))
 

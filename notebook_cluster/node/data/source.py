@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 16
 """Elements of each part by which an order is told, as far from each other as they can be."""
+_LONGEST_PATH = 4096
 _WHOLE = re.compile(r"(torch\.|mlx\.core\.)?(u?int\d+|bool_?)")
 """dtypes whose numbers are the same to the bit on all machines."""
 _ORDER = "order "
@@ -87,12 +88,29 @@ def _told(data: Any) -> Iterator[Any]:
         for part in data:
             yield from _told(part)
     elif isinstance(data, list | tuple | range):
-        some = [data[index] for index in _spread(len(data))]
-        if all(isinstance(one, str | int) for one in some):
-            # of a path the name: it lies elsewhere on each machine
-            yield [PureWindowsPath(one).name if isinstance(one, str) and len(one) < 4096 else one for one in some]
+        if some := [one for index in _spread(len(data)) for one in _plain(data[index])]:
+            yield some
+    elif _has_columns(data) and hasattr(data, "with_format"):
+        rows = data.with_format("arrow")[_spread(len(data))]  # nothing is decoded
+        for name in sorted(rows.column_names):
+            if some := list(_plain(rows[name].to_pylist())):
+                yield some
     elif "targets" in getattr(data, "__dict__", {}):  # as torchvision's have it; nothing that is computed
         yield from _told(data.targets)
+
+
+def _plain(item: Any) -> Iterator[str | int]:
+    """The whole numbers and texts of an item, of a path the name: it lies elsewhere on each machine."""
+    if isinstance(item, str):
+        yield PureWindowsPath(item).name if len(item) < _LONGEST_PATH else item
+    elif isinstance(item, int):
+        yield item
+    elif isinstance(item, dict):
+        for name in sorted(item, key=str):
+            yield from _plain(item[name])
+    elif isinstance(item, list | tuple):
+        for one in item[:_LOOKED_AT]:
+            yield from _plain(one)
 
 
 def _some(row: Any) -> Any:
