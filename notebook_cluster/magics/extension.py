@@ -1,6 +1,7 @@
 """The magics as functions, and how they come into and out of a shell."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,16 @@ from notebook_cluster.magics.parsing import (
     resolve,
     wants_help,
 )
-from notebook_cluster.magics.session import NotebookSession, StickyCells, show_mark
+from notebook_cluster.magics.session import LOCAL, NotebookSession, StickyCells, show_mark
 from notebook_cluster.magics.transfer_commands import pull, push
 from notebook_cluster.protocol.state import NodeView
 
 if TYPE_CHECKING:
     from notebook_cluster.client import Cluster
 
+_MISPLACED = {"%on_all": "line", "%on": "line"}
+"""``%%on_all`` below other lines, as IPython reads it."""
+_HOISTED = re.compile(rf"(%%on_all|%%on|{LOCAL})(\s|$)")
 _MAGICS = {"cluster": "line", "push": "line", "pull": "line", "on_all": "cell", "on": "cell"}
 
 
@@ -58,6 +62,9 @@ class Extension:
         }  # fmt: skip
         for name, kind in _MAGICS.items():
             self.shell.register_magic_function(functions[name], magic_kind=kind, magic_name=name)
+        for name, kind in _MISPLACED.items():
+            self.shell.register_magic_function(_misplaced(name), magic_kind=kind, magic_name=name)
+        self.shell.input_transformers_cleanup.append(comments_below)
         if hasattr(getattr(self.shell, "Completer", None), "custom_matchers"):
             self.shell.Completer.custom_matchers += [self._matcher, self._remote_names.matcher]
         self._remote_names.load(getattr(self.shell, "kernel", None))
@@ -66,8 +73,10 @@ class Extension:
 
     def unload(self) -> None:
         """Take everything back. A running cluster goes on."""
-        for name, kind in _MAGICS.items():
+        for name, kind in (_MAGICS | _MISPLACED).items():
             self.shell.magics_manager.magics[kind].pop(name, None)
+        if comments_below in self.shell.input_transformers_cleanup:
+            self.shell.input_transformers_cleanup.remove(comments_below)
         matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", [])
         for matcher in (self._matcher, self._remote_names.matcher):
             if matcher in matchers:
@@ -131,6 +140,25 @@ class Extension:
         cluster = self.session.require()
         with _plain_errors("%pull", self.session):
             pull(self.session, cluster, call)
+
+
+def comments_below(lines: list[str]) -> list[str]:
+    """The lines of a cell with ``%%on_all`` before the comments that stand above it, for IPython knows a cell magic in
+    the first line alone. Each line of the code keeps its number."""
+    first = next((index for index, line in enumerate(lines) if not _COMMENT.match(line)), 0)
+    if not first or not _HOISTED.match(lines[first]):
+        return lines
+    return [lines[first].rstrip("\n") + "\n", *lines[:first], *lines[first + 1 :]]
+
+
+_COMMENT = re.compile(r"\s*(#|$)")
+
+
+def _misplaced(name: str) -> Callable[[str], None]:
+    def say(line: str) -> None:
+        raise UsageError(f"%{name} has to be the first line of its cell: put what is above it into a cell of its own")
+
+    return say
 
 
 def _helped(command: Command, line: str) -> bool:

@@ -89,7 +89,7 @@ COMMANDS: dict[str, Command] = {
                 Option("fresh", "new kernels, also when the cluster runs already"),
                 Option("no-panel", "do not show the panel"),
             ),
-            reading.cluster_name,
+            reading.name_to_start,
         ),
         Command(
             "take-over",

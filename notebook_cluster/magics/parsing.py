@@ -16,6 +16,21 @@ from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Co
 from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
 
+_OTHER_WORDS = {
+    **dict.fromkeys(("nodes", "list", "ls", "ps", "info"), "%cluster status shows nodes, %cluster peers machines"),
+    **dict.fromkeys(("end", "kill", "quit", "exit", "close", "shutdown"), "%cluster stop ends a cluster"),
+    **dict.fromkeys(("devices", "discover", "find", "scan"), "%cluster peers shows the machines that were found"),
+    **dict.fromkeys(("interrupt", "cancel"), "interrupt the kernel (■): it ends the cell on all nodes"),
+    **dict.fromkeys(("checkpoint", "save"), "call sync.checkpoint(NAME) in the cell that trains"),
+    **dict.fromkeys(("load", "resume"), "resume=NAME of nc.DiLoCo and the others takes a checkpoint"),
+    **dict.fromkeys(("share", "join"), "type notebook-cluster share in a terminal of the other machine"),
+    **dict.fromkeys(("run", "exec", "on", "on_all"), "write %%on_all in the first line of a cell"),
+    "push": "%push NAME sends a variable to the nodes",
+    "pull": "%pull NAME brings a variable of the nodes here",
+    "leave": "%cluster remove NODE takes a node out",
+}
+"""What people try, and what there is for it."""
+
 
 @dataclass(frozen=True)
 class Invocation:
@@ -47,6 +62,8 @@ def parse_cluster(line: str) -> Invocation | None:
         return None
     command = COMMANDS.get(words[0])
     if command is None:
+        if words[0] in _OTHER_WORDS:
+            raise UsageError(f"%cluster has no subcommand {words[0]!r}: {_OTHER_WORDS[words[0]]}")
         near = did_you_mean(words[0], COMMANDS)
         raise UsageError(f"%cluster has no subcommand {words[0]!r}{near}. There are: {', '.join(COMMANDS)}")
     return _parse(command, words[1:])
@@ -130,7 +147,8 @@ def _read_option(command: Command, word: str, queue: list[str]) -> tuple[str, An
 def _check_arguments(command: Command, arguments: list[str]) -> tuple[str, ...]:
     most = 0 if not command.argument else (len(arguments) if command.argument.endswith("...") else 1)
     if len(arguments) > most:
-        raise UsageError(f"{command.prefix}{command.name} does not take {arguments[most]!r}: {command.usage}")
+        below = ", and the code below it" if command is ON_ALL else ""
+        raise UsageError(f"{command.prefix}{command.name} does not take {arguments[most]!r}: {command.usage}{below}")
     if command.argument and not command.argument.startswith("[") and not arguments:
         what = command.argument.removesuffix("...")
         raise UsageError(f"{command.prefix}{command.name} needs {what}: {command.usage}")

@@ -80,6 +80,19 @@ def cluster_name(text: str) -> str:
         raise UsageError(str(error)) from None
 
 
+def name_to_start(text: str) -> str:
+    """Of a cluster that may have to be started: a small number is one of nodes."""
+    option, equals, value = text.partition("=")
+    if equals and option.isidentifier():
+        raise UsageError(f"%cluster start {text}: an option has two dashes, %cluster start --{option} {value}".rstrip())
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
+        raise UsageError(
+            f"%cluster start {text}: %cluster start --local {text} has so many nodes on this machine, and a name is no "
+            f"number below {10**_MOST_DIGITS}"
+        )
+    return cluster_name(text)
+
+
 def cluster_at_peer(text: str) -> str:
     """``NAME``, or ``NAME@PEER`` where the peer is a name or HOST:PORT."""
     name, at, peer = text.partition("@")
@@ -106,4 +119,5 @@ def machines(text: str) -> str:
         raise UsageError(f"%cluster shrink {text}: say how many machines, {error}") from None
 
 
+_MOST_DIGITS = 3
 _LARGE = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
