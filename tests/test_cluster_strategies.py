@@ -258,6 +258,20 @@ print("to", sync.round, digest(model))
         assert len({found for text in texts for found in re.findall(rf"^{said}.* (\w+)$", text, re.M)}) == 1
 
 
+def test_a_sync_object_that_one_node_alone_makes_is_told_below_the_cell(cluster: Cluster) -> None:
+    watcher = Watcher(
+        cluster.execute("""
+if rank == 0:
+    model = network(0)
+    sync = nc.DiLoCo(model, every=5, name="alone")
+    sync.finish()
+""")
+    )
+    assert watcher.wait_end().status == "ok"
+    said = "'alone' is trained without 'local-2', 'local-3', where the cell ended without a sync object of this name"
+    assert [note.partition(": make")[0] for note in watcher.notes] == [said]
+
+
 ALL = "'local', 'local-2', 'local-3'"
 
 

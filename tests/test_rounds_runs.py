@@ -385,3 +385,44 @@ def test_kept_alike_it_is_taken_from_a_node_elsewhere():
         cluster.feed(rounds.CellBegan(2, ("a",)))
         answer = sent(cluster.say("a", kept("ha", cell=2)), runs.Registered)["a"]
         assert (answer.round, answer.state_hash, answer.source) == (9, "h0", "b")
+
+
+# ---- nodes of the cell that are in no run ----------------------------------------------------------------------
+
+
+def test_nodes_whose_cell_ended_without_the_sync_object_of_the_others_are_named():
+    cluster = Cluster()
+    cluster.feed(rounds.CellLeft(1, "b", "ok"))
+    cluster.feed(rounds.CellLeft(1, "c", "error"))  # which the cell shows
+    cluster.say("a", register("h0"))
+    (line,) = told(cluster.effects, "warning")
+    assert line.startswith(
+        "'model' is trained without 'b', where the cell ended without a sync object of this name: make"
+    )
+    assert next(effect for effect in cluster.effects if getattr(effect, "text", "") == line).in_cell
+    cluster.feed(rounds.CellBegan(2, tuple("abc")))  # and once more in the next
+    for name in "ab":
+        cluster.say(name, register("h0", cell=2))
+    cluster.feed(rounds.CellLeft(2, "c", "ok"))
+    assert sum("is trained without 'c'" in text for text in told(cluster.effects, "warning")) == 1
+
+
+def test_nodes_that_have_yet_to_make_their_sync_object_are_named_when_the_others_begin():
+    cluster = Cluster()
+    for name in "ab":
+        cluster.say(name, register("h0"))
+    cluster.feed(rounds.Tick(109.0))
+    assert told(cluster.effects, "warning") == []
+    cluster.feed(rounds.Tick(111.0))
+    (line,) = told(cluster.effects, "warning")
+    assert line.startswith("'model' begins without 'c', where no sync object of this name was made within 10 s")
+
+
+def test_nothing_is_told_where_all_come_or_where_a_cell_has_one_sync_object_after_the_other():
+    cluster = Cluster().train()
+    for name in "abc":
+        cluster.feed(rounds.CellLeft(1, name, "ok"))
+    cluster.feed(rounds.CellBegan(2, tuple("ab")))
+    for name in "ab":
+        cluster.say(name, register("h0", cell=2))
+    assert told(cluster.effects, "warning") == []

@@ -155,7 +155,7 @@ def _membership(transition: Transition, event: Event) -> None:
             for name in state.jobs:
                 settle_silence(transition, transition.job(name), event.silent)
         case CellBegan():
-            state.cell, state.running = event.cell, frozenset(event.nodes)
+            state.cell, state.running, state.ended_well = event.cell, frozenset(event.nodes), frozenset()
         case NodeJoinedCell():
             if event.cell == state.cell:
                 state.running |= {event.node}
@@ -184,6 +184,7 @@ def _cell_left(transition: Transition, event: CellLeft) -> None:
     """What a node says in a round of a cell that is over there does not matter any more; it keeps its state."""
     if event.cell == transition.state.cell:
         transition.state.running -= {event.node}
+        transition.state.ended_well |= {event.node} if event.status == "ok" else set()
     for name in transition.state.jobs:
         job = transition.job(name)
         participant = job.participants.get(event.node)

@@ -17,6 +17,7 @@ from notebook_cluster.rounds.leader.runs import (
     is_in,
     is_over,
     next_run,
+    tell_missing,
     tell_over,
     took_part,
     wait_for_run,
@@ -89,6 +90,7 @@ def settle_registration(transition: Transition, job: JobState) -> None:
         return
     if waits_for_registrants(transition, job):
         return
+    tell_missing(transition, job)
     registers = [job.participants[node].register for node in nodes]
     reference = registers[first_of_most(registers)]
     same_model = reference.schema == job.settings.schema

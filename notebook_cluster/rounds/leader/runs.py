@@ -103,6 +103,37 @@ def waits_for_registrants(transition: Transition, job: JobState) -> bool:
     return bool(missing_registrants(transition, job)) and transition.state.now < job.first_register + grace
 
 
+def tell_missing(transition: Transition, job: JobState) -> None:
+    """The first run begins: say which nodes of the cell are not in it. Nothing else would show that they train no model
+    together."""
+    if job.run > 1:
+        return
+    nodes = transition.state.nodes
+    came = (
+        {name for name, p in job.participants.items() if p.register.cell == job.cell} | job.later.keys() | job.passing
+    )
+    done = transition.state.ended_well - came if transition.state.cell == job.cell else frozenset[str]()
+    if left := transition.by_rank(name for name in done if name in nodes and nodes[name].up):
+        text = (
+            f"{job.name!r} is trained without {_listed(left)}, where the cell ended without a sync object of this "
+            "name: make it on every node, under no 'if rank == 0', and with the same name"
+        )
+        transition.tell("warning", text, in_cell=True)
+    if late := missing_registrants(transition, job):
+        text = (
+            f"{job.name!r} begins without {_listed(late)}, where no sync object of this name was made within "
+            f"{transition.state.settings.register_grace:g} s: it joins when it has one. Each node has to make it"
+        )
+        transition.tell("warning", text, in_cell=True)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST_NAMES]))
+
+
+_MOST_NAMES = 16
+
+
 def next_run(transition: Transition, job: JobState) -> list[tuple[str, int, Register]]:
     """The registrations with which the next run begins; none while somebody waits for none, or this one goes on."""
     waiting = [name for name, (incarnation, _) in job.later.items() if transition.is_up(name, incarnation)]

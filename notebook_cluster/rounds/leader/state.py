@@ -211,6 +211,8 @@ class RoundsState(msgspec.Struct):
     cell: int = 0
     running: frozenset[str] = frozenset()
     """Nodes on which the cell has not ended."""
+    ended_well: frozenset[str] = frozenset()
+    """Nodes on which it has, without an error."""
     awaited_until: float = 0.0
     attempts: int = 0
     """No attempt that was used before the last restart is above it."""

@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,8 +335,9 @@ def check_samples(samples: Any) -> float:
     """
     try:
         count = float(samples)
-    except (TypeError, ValueError):
-        raise ValueError(f"samples={samples!r}: pass the number of examples in the batch, for example len(x)") from None
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"a {type(samples).__name__}" if hasattr(samples, "shape") else reprlib.repr(samples)
+        raise ValueError(f"samples={kind}: pass the number of examples in the batch, for example len(x)") from None
     if not (math.isfinite(count) and count >= 0):
         raise ValueError(f"samples={samples!r}: pass the number of examples in the batch, for example len(x)")
     return count
