@@ -605,6 +605,7 @@ class World:
                     self.record(effect.record, effect.durable)
                 case rounds.Tell():
                     self.left_out += "has made no progress" in effect.text
+                    self.calm = self.calm and "do not get through" not in effect.text  # its work comes a round later
                 case rounds.Send():
                     node = self.nodes[effect.node]
                     if node.alive:

@@ -717,6 +717,22 @@ def test_a_joiner_takes_the_state_of_the_source_and_says_so():
     assert of(effects, m.BeginTraining)[0].theta is THETA
 
 
+def test_a_joiner_that_is_taken_for_the_holder_of_an_earlier_run_says_what_it_holds_and_asks_again():
+    """A restarted coordinator may have heard of it what it said before it registered."""
+    node = Node()
+    register = Register(
+        job="model", cell=1, run=2, strategy="DiLoCo", codec="float32", schema_hash="s", schema=[], parameters=512,
+        every="100 steps", state_hash="own",
+    )  # fmt: skip
+    node.feed(m.BeginRun(register, WHOLE, vector(9), ZEROS))
+    effects = node.control(Registered(job="model", round=4, state_hash="ended", source=None, run=2))
+    assert [effect.message for effect in of(effects, m.SendControl)] == [
+        Joined(job="model", round=0, state_hash="own"),
+        register,
+    ]
+    assert node.state.phase == "registering"
+
+
 def test_a_source_that_is_gone_makes_the_node_ask_again():
     node = Node().ready()
     (arrived,) = messages(node.arrive(), Arrived)

@@ -85,12 +85,31 @@ def test_nothing_is_decided_before_all_have_said_what_was_committed_or_some_time
     assert rounds.job_views(cluster.state)[0].waiting_for == ["a", "b"]
 
 
-def test_a_node_that_is_lost_is_not_waited_for():
+def test_a_node_whose_process_ends_is_not_waited_for():
     cluster, rows = trained(last=2)
     lose_power(cluster, 1)
     report(cluster, "a", rows[1:])
     report(cluster, "b", rows[1:])
-    assert sent(cluster.lose("c", gone=False), p.RoundQuery).keys() == {"a", "b"}
+    assert sent(cluster.lose("c"), p.RoundQuery).keys() == {"a", "b"}
+
+
+def test_a_node_that_gets_out_of_reach_meanwhile_may_have_the_only_commit_and_is_waited_for():
+    cluster, rows = trained("ab", last=2)
+    lose_power(cluster, 1, "ab")
+    report(cluster, "a", [])
+    assert not sent(cluster.lose("b", gone=False), p.RoundQuery)
+    assert sent(cluster.feed(rounds.MemberUp("b", 1, 1)), p.CommitQuery).keys() == {"b"}
+    assert sent(report(cluster, "b", rows[1:]), p.RoundQuery).keys() == {"a", "b"}
+    assert (cluster.job.round, cluster.job.state_hash) == (2, "h2")
+
+
+def test_a_node_that_stays_out_of_reach_is_waited_for_as_long_as_one_that_says_nothing():
+    cluster, _ = trained("ab", last=2)
+    lose_power(cluster, 1, "ab")
+    report(cluster, "a", [])
+    cluster.lose("b", gone=False)
+    assert not sent(cluster.feed(rounds.Tick(219.0)), p.RoundQuery)
+    assert sent(cluster.feed(rounds.Tick(221.0)), p.RoundQuery).keys() == {"a"}
 
 
 def test_an_answer_to_the_coordinator_before_says_nothing():

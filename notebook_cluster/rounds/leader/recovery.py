@@ -67,7 +67,7 @@ def node_lost(transition: Transition, name: str, incarnation: int, gone: bool) -
     for job_name in transition.state.jobs:
         job = transition.job(job_name)
         job.awaited -= {name}
-        if job.reporting is not None:
+        if job.reporting is not None and gone:  # whoever is out of reach may be the only one that has what was lost
             job.reporting -= {name}
         if gone:
             forget_later(job, name)

@@ -46,8 +46,7 @@ def on_begin(state: MemberState, event: BeginRun, effects: list[Effect]) -> None
     state.holds, state.advanced = event.register.holds_state, True
     state.committed = state.committed if state.holds else ()
     state.phase, state.joining, state.left = "registering", True, False
-    state.serving, state.served_by, state.counted = {}, ("", 0), 0
-    state.fetch_failures, state.ask_at = 0, 0.0
+    state.serving, state.served_by, state.counted, state.fetch_failures, state.ask_at = {}, ("", 0), 0, 0, 0.0
     state.contribution, state.exchange, state.catching, state.held_frames = None, None, (), ()
     effects.extend([CancelFetch(), SendControl(event.register)])
 
@@ -152,6 +151,9 @@ def on_registered(state: MemberState, message: Registered, effects: list[Effect]
                 effects.append(SendControl(arrived))
         return
     if message.state_hash != state.state_hash:
+        if state.joining and state.register is not None:  # it is taken for the node that held this in an earlier run
+            effects.append(SendControl(Joined(job=state.job, round=state.round, state_hash=state.state_hash)))
+            effects.append(SendControl(state.register))
         return
     state.round, state.holds, state.kept, state.committed = message.round, True, (), ()
     if state.phase == "fetching":
