@@ -90,7 +90,7 @@ def _told(data: Any) -> Iterator[Any]:
     elif isinstance(data, list | tuple | range):
         if some := [one for index in _spread(len(data)) for one in _plain(data[index])]:
             yield some
-    elif _has_columns(data) and hasattr(data, "with_format"):
+    elif any(kind.__module__.partition(".")[0] == "datasets" for kind in type(data).__mro__) and _has_columns(data):
         rows = data.with_format("arrow")[_spread(len(data))]  # nothing is decoded
         for name in sorted(rows.column_names):
             if some := list(_plain(rows[name].to_pylist())):
