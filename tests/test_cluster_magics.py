@@ -104,6 +104,21 @@ def test_a_restart_says_which_cells_were_stopped_and_are_not_replayed(notebook: 
     assert "is back, with the cluster's earlier cells replayed, but for what was stopped (cell 2)\n" in said
 
 
+def test_all_nodes_are_restarted_at_once_with_an_empty_namespace_or_what_they_held(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\nx = 5")
+    assert "they hold what cells made (%cluster restart all --no-replay" in notebook.works("%cluster start --no-panel")
+    said = notebook.works("%cluster restart all --no-replay")
+    assert said == "restarting local, local-2 ...\nlocal, local-2 are back, with an empty namespace\n"
+    assert notebook.works("%%on_all\n'x' in globals()") == "[all 2 nodes]\nOut: False"
+    killed = error_of(notebook, "%%on_all --no-replay\nimport os\nos.kill(os.getpid(), 9)")
+    assert "killed by SIGKILL" in killed
+    assert "has no running node: %cluster add PEER or %cluster restart all" in error_of(notebook, "%%on_all\nx")
+    said = notebook.works("%cluster restart local, local-2")
+    assert said == "restarting local, local-2 ...\nlocal, local-2 are back, with the cluster's earlier cells replayed\n"
+    assert notebook.works("%%on_all\nx") == "[all 2 nodes]\nOut: 5"
+    assert "no node is called 'lokal'" in error_of(notebook, "%cluster restart local lokal")
+
+
 def test_a_second_cluster_says_that_the_first_one_goes_on(notebook: NotebookKernel) -> None:
     said = notebook.works("%cluster start second --local 1 --no-panel")
     assert "cluster 'lesson' goes on without this notebook: %cluster attach lesson comes back to it\n" in said

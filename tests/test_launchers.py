@@ -29,7 +29,7 @@ from notebook_cluster.launchers.commands import environment, own_words
 from notebook_cluster.launchers.slurm import _NOT_OURS
 from notebook_cluster.link import Listener
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.launch_commands import launch_options
+from notebook_cluster.magics.node_commands import launch_options
 from notebook_cluster.magics.parsing import parse_cluster
 from notebook_cluster.protocol import PROTOCOL_VERSION
 from notebook_cluster.protocol.launches import ANY_PLACE, Enlist, Enlisted, LaunchKey, NotEnlisted

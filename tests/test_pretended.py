@@ -8,7 +8,7 @@ import pytest
 from notebook_cluster.launchers import LaunchError
 from notebook_cluster.launchers.pretended import PretendedMachine, machines
 from notebook_cluster.magics.errors import UsageError
-from notebook_cluster.magics.launch_commands import launch_options
+from notebook_cluster.magics.node_commands import launch_options
 from notebook_cluster.magics.parsing import parse_cluster
 from tests.cluster import kernel_pid
 from tests.conftest import wait_until

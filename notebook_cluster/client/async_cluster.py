@@ -100,8 +100,8 @@ class AsyncCluster:
     async def remove(self, node: str) -> None:
         await self._request(v.RemoveNode(node=node))
 
-    async def restart(self, node: str, replay: bool = True, *, all_cells: bool = False) -> None:
-        await self._request(v.RestartNode(node=node, replay=replay, all_cells=all_cells))
+    async def restart(self, node: str | Sequence[str], replay: bool = True, *, all_cells: bool = False) -> None:
+        await asyncio.to_thread(self.blocking.restart, node, replay, all_cells=all_cells)
 
     async def skip(self, node: str) -> int:
         return await self._request(v.SkipReplay(node=node), int)  # type: ignore[no-any-return]

@@ -288,10 +288,20 @@ class RunningCluster:
         """End a node and take it out of the cluster."""
         wait(self._request(v.RemoveNode(node=node)))
 
-    def restart(self, node: str, replay: bool = True, *, all_cells: bool = False) -> None:
-        """A new kernel under the same name; cells are replayed, then it joins the running one. ``all_cells``: also
-        those that its kernels did without since their replay ended one, or was skipped."""
-        wait(self._request(v.RestartNode(node=node, replay=replay, all_cells=all_cells)))
+    def restart(self, node: str | Sequence[str], replay: bool = True, *, all_cells: bool = False) -> None:
+        """A new kernel under the same name, of one node or of several at once; cells are replayed, then it joins the
+        running one. ``all_cells``: also those that its kernels did without since their replay ended one, or was
+        skipped. Returns, or raises, when all have come or failed."""
+        names = [node] if isinstance(node, str) else node
+        asked = [self._request(v.RestartNode(node=name, replay=replay, all_cells=all_cells)) for name in names]
+        failed = []
+        for future in asked:
+            try:
+                wait(future)
+            except ClusterError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0] if len(failed) == 1 else ClusterError("\n".join(map(str, failed)))
 
     def skip(self, node: str) -> int:
         """End the replay of the earlier cell that ``node`` runs now, not of the next ones. Returns its number."""

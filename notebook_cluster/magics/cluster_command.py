@@ -9,7 +9,7 @@ from notebook_cluster.magics.curve_commands import compare, export, replay, trac
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.execution.cells import watch_cell
 from notebook_cluster.magics.execution.handle import CellHandle, follow_cell
-from notebook_cluster.magics.launch_commands import grow, launch_options, shrink
+from notebook_cluster.magics.node_commands import grow, launch_options, nodes_of, remove, restart, shrink, skip
 from notebook_cluster.magics.parsing import Invocation, find_node
 from notebook_cluster.magics.session import NotebookSession
 from notebook_cluster.magics.take_over_command import hand_over, take_over
@@ -49,9 +49,10 @@ def _start(session: NotebookSession, call: Invocation) -> None:
     session.hold(cluster)
     state = cluster.state()
     if cluster.attached:
-        _say(f"attached to cluster {name!r}, which runs already: {_nodes(state)}")
+        holds = "; they hold what cells made (%cluster restart all --no-replay empties them)" if state.cell else ""
+        _say(f"attached to cluster {name!r}, which runs already: {nodes_of(state)}{holds}")
     else:
-        _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {_nodes(state)}")
+        _say(f"cluster {name!r} is ready in {time.monotonic() - began:.1f} s: {nodes_of(state)}")
         for line in [peer.kept[0] for peer in state.peers if peer.kept][:_KEPT_LINES]:
             _say(line)
     if not call.options.get("no_panel"):
@@ -63,7 +64,7 @@ def _attach(session: NotebookSession, call: Invocation) -> CellHandle | None:
     cluster = _reach(session, call.argument, only_one_is_enough=True)
     session.hold(cluster)
     state = cluster.state()
-    _say(f"attached to cluster {cluster.name!r}: {_nodes(state)}")
+    _say(f"attached to cluster {cluster.name!r}: {nodes_of(state)}")
     shown = _watch_running(session, cluster, state, background=call.options.get("async", False))
     if not shown:
         _say("no cell is running on it")
@@ -90,7 +91,7 @@ def _add(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
     added = cluster.add(call.argument, call.options.get("count", 0), code=call.options.get("code", ""))
     what = ", ".join(added) if added else "no node: everything there is in the cluster already"
-    _say(f"added {what}; {_nodes(cluster.state())}")
+    _say(f"added {what}; {nodes_of(cluster.state())}")
 
 
 def _invite(session: NotebookSession, call: Invocation) -> None:
@@ -111,37 +112,6 @@ def _doctor(session: NotebookSession, call: Invocation) -> None:
     _say("examining machines and network ...")
     findings = cluster.examine(call.options.get("packages", ()))
     _display(session, render_findings(findings), render_findings(findings, html=True))
-
-
-def _remove(session: NotebookSession, call: Invocation) -> None:
-    cluster = session.require()
-    node = find_node(call.argument, cluster.state().nodes)
-    cluster.remove(node)
-    _say(f"removed {node}; {_nodes(cluster.state())}")
-
-
-def _restart(session: NotebookSession, call: Invocation) -> None:
-    cluster = session.require()
-    node = find_node(call.argument, cluster.state().nodes)
-    replay, all_cells = not call.options.get("no_replay", False), call.options.get("all_cells", False)
-    if all_cells and not replay:
-        raise UsageError("%cluster restart: --all-cells and --no-replay exclude each other")
-    _say(f"restarting {node} ...")
-    cluster.restart(node, replay=replay, all_cells=all_cells)
-    if not replay:
-        _say(f"{node} is back, with an empty namespace")
-        return
-    left_out = next((row.left_out for row in cluster.state().nodes if row.name == node), "")
-    stopped = [str(cell.id) for cell in cluster.history().cells if cell.status == "interrupted" and node in cell.nodes]
-    but = f", but for what was stopped (cell {', '.join(stopped)})" if stopped else ""
-    _say(f"{node} is back, with the cluster's earlier cells replayed{but}" + (f", {left_out}" if left_out else ""))
-
-
-def _skip(session: NotebookSession, call: Invocation) -> None:
-    cluster = session.require()
-    node = find_node(call.argument, cluster.state().nodes)
-    cell = cluster.skip(node)
-    _say(f"cell {cell} is skipped on {node}: %cluster restart {node} --all-cells runs it again")
 
 
 def _peers(session: NotebookSession, call: Invocation) -> None:
@@ -267,7 +237,7 @@ def _stop(session: NotebookSession, call: Invocation) -> None:
         else:
             cluster.close()
     running = state.cell is not None and state.cell.ended is None
-    _say(f"cluster {cluster.name!r} has ended, with its {'running cell and ' if running else ''}{_nodes(state)}")
+    _say(f"cluster {cluster.name!r} has ended, with its {'running cell and ' if running else ''}{nodes_of(state)}")
 
 
 def _reach(session: NotebookSession, name: str, *, only_one_is_enough: bool = False) -> "Cluster":
@@ -311,13 +281,6 @@ def _show_panel(session: NotebookSession, cluster: "Cluster") -> None:
     show_panel(cluster, headless=session.headless)
 
 
-def _nodes(state: "ClusterView") -> str:
-    """``3 nodes (mini, desk, air: dead)``."""
-    names = [node.name if node.condition == "ok" else f"{node.name}: {node.condition}" for node in state.nodes]
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    return f"{len(names)} node{'' if len(names) == 1 else 's'}" + (f" ({shown})" if names else "")
-
-
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -337,9 +300,9 @@ _COMMANDS: dict[str, Callable[[NotebookSession, Invocation], Any]] = {
     "bench": bench,
     "grow": grow,
     "shrink": shrink,
-    "remove": _remove,
-    "restart": _restart,
-    "skip": _skip,
+    "remove": remove,
+    "restart": restart,
+    "skip": skip,
     "peers": _peers,
     "status": _status,
     "panel": _panel,

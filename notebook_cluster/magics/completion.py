@@ -101,6 +101,8 @@ def _after(command: Command, typed: str, names: Names) -> list[str]:
         return _starting(typed, [f"--{option.name}" for option in command.options])
     if command.argument == "NODE":
         return _starting(typed, names("NODE"))
+    if command.argument == "NODE...":
+        return _starting(typed, [*names("NODE"), "all"])
     if command.argument.startswith("RUN"):
         return _starting(typed, names("RUN"))
     if command.argument.startswith("PEER"):

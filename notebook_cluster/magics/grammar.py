@@ -150,8 +150,8 @@ COMMANDS: dict[str, Command] = {
         Command("remove", "take a node out and end its kernel", "NODE"),
         Command(
             "restart",
-            "a new kernel under the same name",
-            "NODE",
+            "a new kernel under the same name; all: every node's",
+            "NODE...",
             (
                 Option("no-replay", _NO_REPLAY),
                 Option("all-cells", "also run earlier cells that it did without"),

@@ -25,6 +25,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("load", "resume"), "resume=NAME of nc.DiLoCo and the others takes a checkpoint"),
     **dict.fromkeys(("share", "join"), "type notebook-cluster share in a terminal of the other machine"),
     **dict.fromkeys(("run", "exec", "on", "on_all"), "write %%on_all in the first line of a cell"),
+    **dict.fromkeys(("reset", "clear", "reboot"), "%cluster restart all --no-replay empties all nodes"),
     "push": "%push NAME sends a variable to the nodes",
     "pull": "%pull NAME brings a variable of the nodes here",
     "leave": "%cluster remove NODE takes a node out",

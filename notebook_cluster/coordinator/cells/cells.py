@@ -133,7 +133,7 @@ class Cells(MembershipWatcher):
             if not node.is_in and node.condition != "starting":
                 raise RequestError(f"node {name!r} is {node.condition} ({node.reason}): %cluster restart {name}")
         if not state.roster_nodes() and not request.targets:
-            way_out = "%cluster add PEER or %cluster restart NODE"
+            way_out = "%cluster add PEER" + (" or %cluster restart all" if state.nodes else "")
             if any(launch.ended is None for launch in state.launches.values()):
                 way_out = "%cluster status says how the machines stand that engines were asked for"
             raise RequestError(f"cluster {state.cluster!r} has no running node: {way_out}")
