@@ -119,7 +119,7 @@ if rank != 1:
         ("nc.DiLoCo(make_model(3), every=5, name='v').step(samples=-1)", "ValueError", ["samples=-1", "len(x)"]),
         ("nc.DiLoCo(make_model(3), every=5, name='w').step(loss='high')", "ValueError", ["loss='high'", "one number"]),
         ("nc.DiLoCo(make_model(3), name='x').checkpoint('a b')", "ValueError", ["checkpoint name 'a b' is not usable"]),
-        ("nc.DiLoCo(make_model(3), name='y', resume='a b')", "ValueError", ["checkpoint name 'a b' is not usable"]),
+        ("nc.DiLoCo(make_model(3), name='y', resume='a b')", "ValueError", ["'a b' is not the name of a checkpoint"]),
     ],
 )  # fmt: skip
 def test_a_bad_argument_is_one_line_on_every_node(shared: Cluster, source: str, error: str, words: list[str]) -> None:

@@ -319,6 +319,10 @@ sync.finish()
         ("nc.shard([1], 1)[0]", "a shard is no dataset for a DataLoader: it gives this node's batches itself"),
         ("nc.DiLoCo(model, codec='int5')", "codec='int5': use one of 'float32', "),
         ("nc.DiLoCo(model, resume='nothing')", "checkpoint 'nothing' was not found on local"),
+        ("nc.DiLoCo(model, resume=True)", "resume= is a bool and not the name of a checkpoint: it takes the NAME that"),
+        ("nc.DiLoCo(model, resume='checkpoints/digits/round-000012')", "was given): write resume='digits'"),
+        ("nc.DiLoCo(model, checkpoint='x')", "'checkpoint' (sync.checkpoint(NAME) saves a checkpoint, resume=NAME"),
+        ("nc.DataParallel(model, None, every=5)", "'every' (with every step a round it has none; nc.DiLoCo("),
         ("nc.DiLoCo(model).step(samples='many')", "samples='many': pass the number of examples in the batch"),
     ],
 )

@@ -261,6 +261,26 @@ def shorten_tracebacks(ip: Any) -> None:
 _CALLED = re.compile(r"(\w+)(\.__init__)?\(\) (got|missing|takes)\b")
 
 
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("checkpoint", "checkpoints", "checkpoint_dir", "ckpt", "save", "save_every"),
+        "sync.checkpoint(NAME) saves a checkpoint, resume=NAME goes on from it",
+    ),
+    **dict.fromkeys(("lr", "learning_rate"), "it is your optimizer's; outer_lr= is for the rounds"),
+    **dict.fromkeys(
+        ("steps", "inner_steps", "local_steps", "sync_every", "interval", "period", "H"),
+        "every= says how many steps are made between two rounds",
+    ),
+    **dict.fromkeys(("compression", "compress", "quantize", "bits"), "codec='int8' and others make it small"),
+    **dict.fromkeys(("epochs", "num_epochs"), "nc.shard(data, batch_size, epochs=N) goes through the data N times"),
+    **dict.fromkeys(("rank", "world_size", "nodes", "backend", "device"), "the nodes that run the cell take part"),
+    "momentum": "it is your optimizer's; nc.DiLoCo has outer_momentum= for the rounds",
+    "every": "with every step a round it has none; nc.DiLoCo(model, every=100) makes 100 steps between two",
+}
+"""What people call an argument of a strategy that it has not, and what there is for it."""
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
 def explain_call(error: BaseException, traceback: TracebackType | None) -> None:
     """Python's own message says ``got multiple values for argument 'every'``: where it is a call of ours the arguments
     are added, those that need no name first."""
@@ -277,7 +297,10 @@ def explain_call(error: BaseException, traceback: TracebackType | None) -> None:
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
     more = f"; by name {', '.join(named)}" if named else ""
-    error.args = (f"{error}: it is nc.{said[1]}({', '.join(placed)}){more}",)
+    unknown = _UNEXPECTED.search(str(error))
+    meant = _OTHER_NAMES.get(unknown[1], "") if unknown is not None and isinstance(getattr(nc, said[1]), type) else ""
+    hint = f" ({meant})" if meant else ""
+    error.args = (f"{error}{hint}: it is nc.{said[1]}({', '.join(placed)}){more}",)
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from notebook_cluster.checkpoints.kept import find_taken
 from notebook_cluster.codecs import Vector
 from notebook_cluster.memory import amount
 from notebook_cluster.protocol.kept import TakenState
+from notebook_cluster.protocol.names import is_name
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import (
     FLOAT32,
@@ -37,6 +38,26 @@ Momentum = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 
 Resume = str | Momentum | None
 """The name of a checkpoint, or the outer momentum that goes with the parameters which the model has."""
+
+
+def resume_of(resume: Any) -> tuple[str, Momentum | None]:
+    """What ``resume=`` says: the name of a checkpoint, or an outer momentum; the other one is empty.
+
+    Raises:
+        ValueError: a string that is not such a name, as the path of a checkpoint.
+        TypeError: neither of them, as True.
+    """
+    way_out = "it takes the NAME that sync.checkpoint(NAME) was given"
+    if isinstance(resume, str | PurePath):
+        if is_name(name := str(resume)):
+            return name, None
+        parts = [part for part in PurePath(name).parts if part != "checkpoints" and not part.startswith("round-")]
+        write = f": write resume={parts[-1]!r}" if parts and is_name(parts[-1]) else ""
+        raise ValueError(f"resume={name!r} is not the name of a checkpoint ({way_out}){write}")
+    if resume is not None and not (isinstance(resume, Mapping) and all(isinstance(name, str) for name in resume)):
+        again = "; a cell that is run again goes on by itself, without resume="
+        raise TypeError(f"resume= is a {type(resume).__name__} and not the name of a checkpoint: {way_out}{again}")
+    return "", resume
 
 
 @dataclass(frozen=True)

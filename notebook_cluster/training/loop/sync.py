@@ -25,6 +25,7 @@ from notebook_cluster.training.checkpointing.resuming import (
     Start,
     kept_otherwise,
     placed_start,
+    resume_of,
     shared_optimizer,
     start_of,
     start_with,
@@ -70,8 +71,7 @@ class RoundSync(GoesOn):
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         objects = registered_objects(model, optimizer, extra)
-        self._resume = check_name(resume, "checkpoint") if isinstance(resume, str) else ""
-        self._given_momentum = None if resume is None or isinstance(resume, str) else resume
+        self._resume, self._given_momentum = resume_of(resume)
         self._fresh = fresh or self._given_momentum is not None
         runtime = current_runtime()
         job = job_of(runtime, strategy.name)
