@@ -180,23 +180,64 @@ def test_a_name_that_only_the_notebook_has_is_told_with_push(notebook):
     assert "%push" not in notebook.run("%%on_all\n# misses_a_name").error["evalue"]
 
 
+def told(value, name):
+    """The line of a node whose cell failed so."""
+    result = NodeResult("error", error_name=name, error_value=value)
+    return str(remote_error(CellEnded(3, "error", {"desk": result}), str, frozenset())).splitlines()[1]
+
+
+def test_a_file_that_a_node_lacks_is_told_with_how_it_gets_there_if_it_is_one_of_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data", "a b.csv").write_text("1")
+    Path(".env").write_text("secret")
+    Path(tmp_path.parent, "key").write_text("secret")
+    brings = "; 'data/a b.csv' is in the notebook's folder: %cluster send 'data/a b.csv' brings it into the node's"
+    for path in ("data/a b.csv", str(tmp_path / "data" / "a b.csv")):
+        line = told(f"[Errno 2] No such file or directory: '{path}'", "FileNotFoundError")
+        assert line == f"  desk: FileNotFoundError: [Errno 2] No such file or directory: '{path}'{brings}"
+    outside = str(tmp_path.parent / "key")
+    for path in ("missing.csv", ".env", "../key", outside, "data/../../key", ".", "x\0y", "a" * 999):
+        assert "send" not in told(f"[Errno 2] No such file or directory: '{path}'", "FileNotFoundError")
+    assert "send" not in told("'data'", "KeyError") + told("", "FileNotFoundError")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "can take a smaller batch than the others",
+        ),
+        ("RuntimeError", "MPS backend out of memory (MPS allocated: 9 GB)", "can take a smaller batch"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", "device, which every node has, is its own"),
+        ("RuntimeError", "Expected all tensors to be on the same device, but found cuda:0", "device, which every node"),
+        ("ValueError", "Default process group has not been initialized, please", "nc.torch_distributed() sets"),
+    ],
+)
+def test_what_torch_says_on_a_node_is_told_with_the_way_out(name, value, hint):
+    line = told(value, name)
+    assert line.startswith(f"  desk: {name}: {value}; ")
+    assert hint in line
+
+
 def test_a_module_that_a_node_lacks_is_told_with_how_it_gets_there(tmp_path, monkeypatch):
-    def told(value, name="ModuleNotFoundError"):
-        result = NodeResult("error", error_name=name, error_value=value)
-        return str(remote_error(CellEnded(3, "error", {"desk": result}), str, frozenset())).splitlines()[1]
+    def lacks(value):
+        return told(value, "ModuleNotFoundError")
 
     monkeypatch.chdir(tmp_path)
     installs = "; an %%on_all cell with %pip install "
     line = "  desk: ModuleNotFoundError: No module named 'einops'"
-    assert told("No module named 'einops'") == f"{line}{installs}einops installs it there"
-    assert told("No module named 'sklearn.svm'").endswith(f"{installs}scikit-learn installs it there")
+    assert lacks("No module named 'einops'") == f"{line}{installs}einops installs it there"
+    assert lacks("No module named 'sklearn.svm'").endswith(f"{installs}scikit-learn installs it there")
     assert told("No module named 'einops'", "ImportError").endswith("'einops'")
-    assert told("").endswith("ModuleNotFoundError")
+    assert lacks("").endswith("ModuleNotFoundError")
     Path("helpers.py").write_text("x = 1")
     Path("mine").mkdir()
     brings = "is in the notebook's folder: %cluster send"
-    assert told("No module named 'helpers'").endswith(f"; helpers.py {brings} helpers.py brings it there")
-    assert told("No module named 'mine.layers'").endswith(f"; mine {brings} mine brings it there")
+    assert lacks("No module named 'helpers'").endswith(f"; helpers.py {brings} helpers.py brings it there")
+    assert lacks("No module named 'mine.layers'").endswith(f"; mine {brings} mine brings it there")
 
 
 def test_a_refusal_of_the_cluster_is_one_line(notebook):

@@ -3,6 +3,9 @@
 Never a traceback through this package: one line for each error, with the nodes that had it and the way out.
 """
 
+import contextlib
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -144,7 +147,8 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
     missing = _missing_name(result, notebook_names)
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
-    text += _missing_module(result)
+    text += _missing_module(result) + _missing_file(result)
+    text += next((f"; {hint}" for found, hint in _HINTS if found.search(f"{what}: {result.error_value}")), "")
     if result.error_name and result.reason:
         text += f"; {_one_line(result.reason)}"
     return [text]
@@ -156,6 +160,24 @@ def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
         return ""
     return next((word for word in result.error_value.split("'")[1::2] if word in notebook_names), "")
 
+
+_HINTS = (
+    (
+        re.compile("out of memory|OutOfMemoryError|MemoryError"),
+        "it can take a smaller batch than the others, with samples=len(x) in sync.step()",
+    ),
+    (
+        re.compile(
+            "not compiled with CUDA|No CUDA GPUs|no NVIDIA driver|on the same device|weight type|on a CUDA device"
+        ),
+        "device, which every node has, is its own: model.to(device), x.to(device), map_location=device",
+    ),
+    (
+        re.compile("process group has not been initialized|env:// rendezvous"),
+        "nc.torch_distributed() sets torch's group up in its cell; nc.DiLoCo and the others need none",
+    ),
+)
+"""What users of one machine, or of torchrun, meet first on several, as torch says it, and the way out."""
 
 _DISTRIBUTIONS = {
     "bs4": "beautifulsoup4", "cv2": "opencv-python", "PIL": "pillow", "skimage": "scikit-image",
@@ -174,6 +196,21 @@ def _missing_module(result: NodeResult) -> str:
         if Path(path).exists():
             return f"; {path} is in the notebook's folder: %cluster send {path} brings it there"
     return f"; an %%on_all cell with %pip install {_DISTRIBUTIONS.get(name, name)} installs it there"
+
+
+def _missing_file(result: NodeResult) -> str:
+    """Where a node lacks a file that lies in the notebook's folder. Of no other place, and of nothing hidden: what to
+    send is said by the node, and it could be a key."""
+    words = result.error_value.split("'") if result.error_name == "FileNotFoundError" else []
+    if len(words) < 3 or not words[-2]:
+        return ""
+    here = Path.cwd()
+    with contextlib.suppress(OSError, ValueError):  # a name that this system cannot have, or another folder's
+        path = (here / words[-2]).resolve().relative_to(here.resolve())
+        if path.parts and not any(part.startswith(".") for part in path.parts) and (here / path).exists():
+            quoted = shlex.quote(str(path))
+            return f"; {quoted} is in the notebook's folder: %cluster send {quoted} brings it into the node's"
+    return ""
 
 
 def _one_line(text: str) -> str:
