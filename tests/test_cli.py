@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.cli import main
+from notebook_cluster.magics import load_ipython_extension
+from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.protocol import VERSION
 from tests.command import run_command
 from tests.conftest import Agents, wait_until
@@ -32,6 +34,18 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     said = capsys.readouterr().out
     assert all(word in said for word in ("share", "peers", "pair", "trust", "status", "stop", "detach", "doctor"))
+
+
+def test_windows_is_told_in_one_line_where_the_package_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert main(["share"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("notebook-cluster: notebook-cluster runs on Linux and macOS")
+    assert "WSL" in said
+    with pytest.raises(UsageError, match="not in Windows itself"):
+        load_ipython_extension(None)
 
 
 def test_status_without_clusters_says_how_to_start_one(jupyter_dirs: Path, capsys: pytest.CaptureFixture[str]) -> None:

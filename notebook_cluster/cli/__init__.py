@@ -19,6 +19,7 @@ Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is n
 import sys
 
 from notebook_cluster.cli.arguments import UsageError, parse
+from notebook_cluster.magics import why_not_here
 
 __all__ = ["main"]
 
@@ -27,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command with ``arguments`` (default: those of the process) and return its exit code."""
     try:
         options = parse(arguments)
+        if problem := why_not_here():
+            raise RuntimeError(problem)
         # What a command needs is loaded when it runs: --version and --help answer at once.
         run = options.load()
         code: int = run(options)

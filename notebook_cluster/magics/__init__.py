@@ -16,19 +16,35 @@ Its files and folders import downward, in this order:
 - :mod:`.errors`: how a failure is told.
 """
 
+import sys
 from typing import Any
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+__all__ = ["load_ipython_extension", "unload_ipython_extension", "why_not_here"]
 
 _loaded: dict[int, Any] = {}
+
+
+def why_not_here() -> str:
+    """Why nothing of this package works on this system, with the way out; empty where it does."""
+    system: str = sys.platform  # else mypy takes the rest for unreachable
+    if system != "win32":
+        return ""
+    return (
+        "notebook-cluster runs on Linux and macOS, not in Windows itself: install it in WSL (wsl --install) and start "
+        "JupyterLab there; from WSL a machine joins others with notebook-cluster share --dial, as %cluster invite shows"
+    )
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Register ``%cluster``, ``%push``, ``%pull``, ``%%on_all`` and ``%%on`` in ``shell``.
 
     Raises:
-        UsageError: this kernel is itself a node of a cluster.
+        UsageError: this kernel is itself a node of a cluster, or its system is not one that this package runs on.
     """
+    if problem := why_not_here():
+        from IPython.core.error import UsageError
+
+        raise UsageError(problem)
     from notebook_cluster.magics.extension import Extension
 
     unload_ipython_extension(shell)

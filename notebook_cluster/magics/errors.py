@@ -163,7 +163,7 @@ def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
 
 _HINTS = (
     (
-        re.compile("out of memory|OutOfMemoryError|MemoryError"),
+        re.compile("out of memory|Unable to allocate"),
         "it can take a smaller batch than the others, with samples=len(x) in sync.step()",
     ),
     (
