@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         broadcast,
         device,
         jax_distributed,
+        one_node_first,
         rank,
         recv,
         reduce_scatter,
@@ -58,8 +59,8 @@ _HOMES = {
     "torch_distributed": "notebook_cluster.node.namespace.torch_group",
 } | dict.fromkeys(
     (
-        "all_gather", "all_reduce", "barrier", "broadcast", "device", "rank", "recv", "reduce_scatter", "report",
-        "send", "world_size",
+        "all_gather", "all_reduce", "barrier", "broadcast", "device", "one_node_first", "rank", "recv",
+        "reduce_scatter", "report", "send", "world_size",
     ),
     "notebook_cluster.node.namespace.api",
 )  # fmt: skip
@@ -90,6 +91,7 @@ __all__ = [
     "load_ipython_extension",
     "mean_metrics",
     "node",
+    "one_node_first",
     "rank",
     "recv",
     "reduce_scatter",

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from notebook_cluster.node.namespace.api import first_nodes
+from notebook_cluster.protocol.node import NodeAddress
 from tests.cluster import run, running_cluster, text_of
 from tests.conftest import wait_until
 
@@ -52,3 +54,46 @@ def test_kernels_share_memory_and_leave_none(
 
         after = run(cluster, "print(open('/proc/self/maps').read().count('/dev/shm/nbc-'))", ("local",))
         assert after == {"local": "0\n"}
+
+
+FIRST = """
+import os
+with nc.one_node_first() as first:
+    found = os.path.exists("downloaded")
+    open("downloaded", "w").close()
+print(first, found)
+"""
+
+
+def test_one_node_of_a_machine_goes_first_and_the_others_find_what_it_has_left(
+    jupyter_dirs: Path, no_processes_left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(jupyter_dirs)
+    with running_cluster(local=3) as cluster:
+        assert run(cluster, FIRST) == {"local": "True False\n", "local-2": "False True\n", "local-3": "False True\n"}
+        assert run(cluster, FIRST, ("local-2",)) == {"local-2": "True True\n"}
+
+        ended, _ = cluster.run("with nc.one_node_first():\n    if rank == 0: raise OSError('no network')\n    x = 1")
+        errors = {name: (result.error_name, result.error_value) for name, result in ended.results.items()}
+        assert errors["local"] == ("OSError", "no network")
+        assert errors["local-2"][0] == errors["local-3"][0] == "PeerLost"
+        assert "local raised OSError" in errors["local-2"][1]
+
+        ended, _ = cluster.run("with nc.one_node_first():\n    nc.barrier()")
+        said = [result.error_value for result in ended.results.values()]
+        assert any("one_node_first(per=machine)" in text and "barrier" in text for text in said), said
+
+        ended, _ = cluster.run("with nc.one_node_first('room'): pass")
+        assert "one_node_first: per='room': use" in ended.results["local"].error_value
+
+        cluster.restart("local-3")  # what it runs again alone waits for nobody
+        assert run(cluster, "print(x, first)", ("local-3",)) == {"local-3": "1 True\n"}
+
+
+def test_the_first_node_of_each_machine_or_of_all_is_that_of_the_lowest_rank() -> None:
+    rows = [
+        NodeAddress(name, 1, rank, 0, name, machine, "cpu", [], "", 0, "", 0)
+        for rank, (name, machine) in enumerate([("mini", "a"), ("mini-2", "a"), ("desk", "b"), ("desk-2", "b")])
+    ]
+    assert first_nodes(rows, "machine") == {"mini", "desk"}
+    assert first_nodes(rows, "cluster") == {"mini"}

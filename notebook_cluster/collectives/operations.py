@@ -85,12 +85,17 @@ class Collectives:
 
     # ---- operations
 
-    def barrier(self) -> None:
-        """Return when every node of the cell has called it."""
+    @property
+    def alone(self) -> bool:
+        """Nobody is there to exchange with: the cell is replayed here, or this node joined while it was running."""
+        return self._world is not None and bool(self._world.excluded)
+
+    def barrier(self, name: str = "barrier") -> None:
+        """Return when every node of the cell has called it, with this ``name``."""
         if self._world is not None and self._world.replay:
             return  # everybody passed it when the cell ran first
         wire = WireValue("json", "", (), b"")
-        with self._operate("barrier") as steps:
+        with self._operate(name) as steps:
             if self._memory.group is not None or self._operation > _BARRIERS_BEFORE_SHARING:
                 shared = self._shared(steps, "", 0)
                 if shared is not None:

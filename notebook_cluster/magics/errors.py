@@ -173,6 +173,10 @@ _HINTS = (
         "device, which every node has, is its own: model.to(device), x.to(device), map_location=device",
     ),
     (
+        re.compile("not found or corrupted|BadZipFile|BadGzipFile|ended before the end-of-stream|ReadError"),
+        "where nodes of one machine download into one folder, with nc.one_node_first(): around it lets one do it first",
+    ),
+    (
         re.compile("process group has not been initialized|env:// rendezvous"),
         "nc.torch_distributed() sets torch's group up in its cell; nc.DiLoCo and the others need none",
     ),

@@ -217,6 +217,24 @@ def test_the_recipes_as_they_are_printed(cluster: Cluster) -> None:
     assert float(found[1]) > 0.9
 
 
+DATASETS = """
+import os
+class datasets:
+    @staticmethod
+    def MNIST(root, download):
+        there = os.path.isdir(root)
+        if download and not there:
+            os.makedirs(root)  # raises where two do it at once
+        return there
+"""
+
+
+def test_a_download_of_nodes_in_one_folder_is_made_once(cluster: Cluster) -> None:
+    printed = run(cluster, DATASETS + recipe("Download once") + "print(train_set)")
+    assert sorted(printed.values()) == ["False\n", "True\n", "True\n"]
+    assert printed["local"] == "False\n"
+
+
 def test_a_node_that_is_killed_in_the_middle_is_left_out(cluster: Cluster) -> None:
     pid = kernel_pid(cluster, "local-3")
     cell = """

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from notebook_cluster.node.runtime.telemetry import as_number
@@ -41,6 +42,46 @@ def node() -> str:
 def barrier() -> None:
     """Return when every node of the cell has called it."""
     node_runtime("barrier").collectives.barrier()
+
+
+@contextmanager
+def one_node_first(per: Literal["machine", "cluster"] = "machine") -> Iterator[bool]:
+    """Let one node of each machine through this block first, and the others when those have left it::
+
+        with nc.one_node_first():
+            train_set = datasets.MNIST("data", download=True)
+
+    For what nodes of one machine would do to the same files at once: the first one downloads, the others find what is
+    there. Accelerate has it as ``local_main_process_first``. Every node of the cell comes here, and exchanges nothing
+    in the block; the value is True on those that go first, which are the lowest ranks. In a cell that is replayed, and
+    on a node that joins while it runs, the node just goes through.
+
+    Args:
+        per: ``machine``, or ``cluster`` where all nodes have the same folder, as on many institutions' machines: one of
+            all goes first.
+
+    Raises:
+        ValueError: ``per`` is neither, or the nodes made different calls; names them.
+        PeerLost: a node that goes first raised, ended or was lost in the block.
+    """
+    if per not in ("machine", "cluster"):
+        raise ValueError(f'one_node_first: per={per!r}: use "machine" or "cluster"')
+    runtime = node_runtime("one_node_first")
+    if runtime.collectives.alone:
+        yield True
+        return
+    rows = rows_of(runtime, runtime.collectives.names("one_node_first"), "one_node_first")
+    first = runtime.name in first_nodes(rows, per)
+    if not first:
+        runtime.collectives.barrier(f"one_node_first(per={per})")
+    yield first
+    if first:
+        runtime.collectives.barrier(f"one_node_first(per={per})")
+
+
+def first_nodes(rows: Sequence[NodeAddress], per: str) -> set[str]:
+    """The name of the first row, or of the first one of each machine."""
+    return {row.name for row in {row.machine if per == "machine" else "": row for row in reversed(rows)}.values()}
 
 
 def all_reduce(x: Any, op: Reduction = "sum", algorithm: "AlgorithmName" = "auto", out: Any = None) -> Any:
