@@ -213,6 +213,8 @@ def test_a_file_that_a_node_lacks_is_told_with_how_it_gets_there_if_it_is_one_of
         ("RuntimeError", "MPS backend out of memory (MPS allocated: 9 GB)", "can take a smaller batch"),
         ("AssertionError", "Torch not compiled with CUDA enabled", "device, which every node has, is its own"),
         ("RuntimeError", "Expected all tensors to be on the same device, but found cuda:0", "device, which every node"),
+        ("UsageError", "Line magic function `%cluster` not found.", "works in the notebook, in a cell that does not"),
+        ("RuntimeError", "File not found or corrupted.", "with nc.one_node_first(): around it"),
         ("ValueError", "Default process group has not been initialized, please", "nc.torch_distributed() sets"),
     ],
 )

@@ -87,6 +87,21 @@ def test_names_that_the_user_took_stay_theirs(kernels: NodeKernels) -> None:
     kernels.run("rank = nc.rank()")
 
 
+def test_what_reset_takes_away_is_there_in_the_next_cell(kernels: NodeKernels) -> None:
+    kernels.run("mine = 1\n%reset -f")
+    assert kernels.run("print('mine' in globals(), nc.rank() == rank, world_size, device)")[0]["text"].startswith(
+        "False True"
+    )
+    kernels.run("nc = 5")
+    assert kernels.run("print(nc)")[0]["text"] == "5\n"
+    kernels.run("import notebook_cluster as nc")
+
+
+def test_pip_may_be_piped(kernels: NodeKernels) -> None:
+    listed = kernels.run("%pip list | wc -l")[0]["text"]
+    assert int(listed) > 10
+
+
 def test_the_names_are_hidden_from_who(kernels: NodeKernels) -> None:
     assert "world_size" not in kernels.run("%who")[0]["text"]
 

@@ -177,6 +177,10 @@ _HINTS = (
         "where nodes of one machine download into one folder, with nc.one_node_first(): around it lets one do it first",
     ),
     (
+        re.compile("UsageError: .* magic .*%(cluster|on_all|on|push|pull)` not found"),
+        "it works in the notebook, in a cell that does not begin with %%on_all",
+    ),
+    (
         re.compile("process group has not been initialized|env:// rendezvous"),
         "nc.torch_distributed() sets torch's group up in its cell; nc.DiLoCo and the others need none",
     ),

@@ -128,6 +128,7 @@ def _by_header(comm: Any, data: Any, default: Any) -> Any:
 
 _ERROR = re.compile(r"error:\s*(.+)", re.IGNORECASE)
 _CANNOT_WRITE = re.compile(r"Permission denied|Read-only file system|externally-managed-environment", re.IGNORECASE)
+_SHELL = re.compile(r"\|\|?$|&&?$|;$|\d?>>?($|[&/])")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CHANGES = ("install", "uninstall")
 _END_SECONDS = 5.0
@@ -148,7 +149,7 @@ def register_pip(ip: Any) -> None:
 
 
 def run_pip(line: str) -> None:
-    """Run ``pip LINE`` with this kernel's Python and print what it says.
+    """Run ``pip LINE`` with this kernel's Python and print what it says. A pipe or a redirection is the shell's.
 
     Raises:
         PipFailed: it ended with an error; names what went wrong and the way out.
@@ -160,7 +161,9 @@ def run_pip(line: str) -> None:
     if words[:1] == ["uninstall"] and not {"-y", "--yes"} & set(words):
         words.insert(1, "--yes")  # nobody is there to be asked
     with _alone() if words[:1] and words[0] in _CHANGES else contextlib.nullcontext():
-        code, trouble, read_only = _run(words)
+        pip = [sys.executable, "-m", "pip"]
+        by_shell = any(_SHELL.match(word) for word in words)
+        code, trouble, read_only = _run(f"{shlex.join(pip)} {line}" if by_shell else [*pip, *words])
     importlib.invalidate_caches()
     if code:
         hint = ": its environment cannot be written to, %pip install --user NAME may work" if read_only else ""
@@ -169,11 +172,11 @@ def run_pip(line: str) -> None:
         print("a package that was imported before is the old one until %cluster restart NODE")
 
 
-def _run(words: list[str]) -> tuple[int, str, bool]:
+def _run(command: list[str] | str) -> tuple[int, str, bool]:
     """(exit code, pip's first error, whether the environment cannot be written to)."""
     environment = os.environ | {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pip", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, shell=isinstance(command, str), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
     )  # fmt: skip
     assert process.stdout is not None
