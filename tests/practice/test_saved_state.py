@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from notebook_cluster.checkpoints import CheckpointError
 from notebook_cluster.client import Cluster
 from tests.cluster import mend, run, shared_cluster
 from tests.practice.test_stop_and_again import SETUP, stop_at, told
@@ -144,6 +145,7 @@ except Exception as error:
         assert rows[:5] == ["True"] * 5, text
         assert "CheckpointError checkpoint 'none' was not found in" in rows[5]
         assert "there are" in rows[5]
+        assert "%pull" not in rows[5]
         assert "'whole'" in rows[5]
         assert "does not fit this model: it has 'base.bias', which this model has not" in rows[6]
 
@@ -159,6 +161,10 @@ def test_a_notebook_without_a_cluster_reads_it_too(cluster: Cluster) -> None:
     assert state["base.weight"].dtype == torch.bfloat16
     assert state["head.weight"] is state["words.weight"]
     assert int(nc.load_checkpoint(folder)["norm.num_batches_tracked"]) == 9
+    with pytest.raises(
+        CheckpointError, match=r"it lies on the machine .* nc.load_checkpoint\('none'\) .* %pull weights"
+    ):
+        nc.load_checkpoint("none")
 
 
 def test_a_model_of_mlx_is_loaded_too(cluster: Cluster) -> None:

@@ -165,7 +165,8 @@ def _folder_of(name: str | Path, directory: str | Path | None) -> Path:
     if found is None:
         there = sorted({one.parent.parent.name for one in home.glob("*/round-*/manifest.json")})
         other = f"there are {', '.join(map(repr, there))}" if there else "there is none"
-        raise CheckpointError(f"checkpoint {text!r} was not found in {home.absolute()}: {other}")
+        elsewhere = "" if directory or _on_a_node() else _ELSEWHERE.format(text)
+        raise CheckpointError(f"checkpoint {text!r} was not found in {home.absolute()}: {other}{elsewhere}")
     for warning in found.warnings:
         print(warning, file=sys.stderr)
     return found.path
@@ -174,10 +175,21 @@ def _folder_of(name: str | Path, directory: str | Path | None) -> Path:
 def _home(directory: str | Path | None) -> Path:
     if directory is not None:
         return Path(directory)
+    return current_runtime().checkpoint_directory() if _on_a_node() else Path("checkpoints")
+
+
+_ELSEWHERE = (
+    "; it lies on the machine of the node that saved it: weights = nc.load_checkpoint({!r}) in a cell that begins with "
+    "%%on and that node's name, then %pull weights"
+)
+
+
+def _on_a_node() -> bool:
     try:
-        return current_runtime().checkpoint_directory()
+        current_runtime()
     except RuntimeError:
-        return Path("checkpoints")
+        return False
+    return True
 
 
 def _as_arrays(checkpoint: Checkpoint, framework: str, dtypes: Mapping[str, str]) -> dict[str, Any]:
