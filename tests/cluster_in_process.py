@@ -27,7 +27,7 @@ from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.leader.state import ATTEMPT_BITS
 from notebook_cluster.rounds.member import machine as member
 from notebook_cluster.rounds.member.state import MemberSettings
-from notebook_cluster.training.loop import sync
+from notebook_cluster.training.loop import encoding, sync
 from notebook_cluster.training.runtime import JobHandler, Payload
 
 TICK = 0.05
@@ -45,6 +45,7 @@ def stepped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The outer step of every model as of a small one, then as of a large one."""
     if request.param == "in place":
         monkeypatch.setattr(member, "MemberSettings", partial(MemberSettings, in_place_from=0))
+        monkeypatch.setattr(encoding, "LATER_FROM", 0)
 
 
 class NothingLent:

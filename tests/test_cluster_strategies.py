@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import Cluster
+from notebook_cluster.rounds.member.state import MemberSettings
+from notebook_cluster.training.loop import encoding
 from tests.cluster import Watcher, mend, run, shared_cluster, text_of
 from tests.training_cells import SETUP, job
 
@@ -432,3 +434,25 @@ taken(sync, model, 20)
 """,
         PAIR,
     )
+
+
+LARGE = """
+import hashlib
+model = nn.Linear(4_100, 4_100)
+sync = nc.DiLoCo(model, every=1, codec="int8", name="large")
+for step in range(4):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 - 1e-3 * (rank + step + 1))
+    sync.step(samples=1)
+sync.finish()
+print(sync.round, hashlib.blake2b(model.weight.detach().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_a_model_whose_next_state_is_not_kept_aside_is_the_same_on_all_nodes(cluster: Cluster) -> None:
+    assert max(MemberSettings().in_place_from, encoding.LATER_FROM) < 4_100 * 4_101
+    printed = run(cluster, LARGE)
+    assert len(set(printed.values())) == 1
+    assert all(text.startswith("4 ") for text in printed.values()), printed
+    assert job(cluster, "large").hash_mismatches == 0

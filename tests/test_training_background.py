@@ -21,6 +21,7 @@ from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.training.background import worker
 from notebook_cluster.training.background.worker import BackgroundThread
 from notebook_cluster.training.loop import costs, replica, sync
+from notebook_cluster.training.loop import encoding as loop_encoding
 from notebook_cluster.training.loop.encoding import EncodingThread
 from tests.cluster_in_process import Cluster, Node
 from tests.test_training import assert_equal_models, batch, flat, train
@@ -311,6 +312,7 @@ def test_a_large_model_is_stepped_where_the_state_is_and_comes_to_the_same(
 
     for in_place_from in (1 << 20, 0):
         monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=in_place_from))
+        monkeypatch.setattr(loop_encoding, "LATER_FROM", in_place_from)
         with Cluster(NAMES, tmp_path / str(in_place_from)) as cluster:
             results = cluster.run(cell)
             assert_equal_models(results)
@@ -323,6 +325,7 @@ def test_a_large_model_is_stepped_where_the_state_is_and_comes_to_the_same(
 def test_who_reads_the_state_keeps_what_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A joiner is served from the state's own memory, a checkpoint is written from it: rounds go on beside."""
     monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=0))
+    monkeypatch.setattr(loop_encoding, "LATER_FROM", 0)
     held: list[tuple[Any, Any]] = []
 
     def cell(node: Node) -> nn.Module:
@@ -348,6 +351,7 @@ def test_a_checkpoint_of_a_cluster_that_ends_is_not_taken_in_the_middle_of_a_ste
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "MemberSettings", partial(MemberSettings, in_place_from=0))
+    monkeypatch.setattr(loop_encoding, "LATER_FROM", 0)
     writers: list[Any] = []
 
     def cell(node: Node) -> None:

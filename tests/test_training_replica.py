@@ -10,6 +10,7 @@ from torch import nn
 from notebook_cluster.codecs import Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
+from notebook_cluster.training.loop import encoding
 from notebook_cluster.training.loop.encoding import encoded, left_by
 from notebook_cluster.training.loop.reference import Reference
 from notebook_cluster.training.loop.replica import Replica
@@ -244,8 +245,11 @@ def test_what_is_left_is_the_same_bits_whenever_it_is_computed(codec: str, fed_b
 
 
 @pytest.mark.parametrize("how", ["applied", "kept", "rebased", "given way"])
-def test_feedback_is_that_of_the_boundary_whatever_happens_to_the_round(how: str) -> None:
+def test_feedback_is_that_of_the_boundary_whatever_happens_to_the_round(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Next to a replica that keeps the model as it was at the boundary, and so computes it at once."""
+    monkeypatch.setattr(encoding, "LATER_FROM", 0)
     pair = [replica_of(model(), "int8") for _ in range(2)]
     contributions = []
     for number in range(4):

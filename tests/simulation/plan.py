@@ -11,6 +11,7 @@ from notebook_cluster.rounds.leader.state import RoundsSettings
 from notebook_cluster.rounds.member import machine as member_machine
 from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.training.background import worker
+from notebook_cluster.training.loop import encoding
 
 _IN_PLACE = 300_000
 """The first seed in which a small model may be stepped where it is, as large ones are."""
@@ -114,6 +115,7 @@ class Sizes:
             member_machine, "new_member", lambda job, node, incarnation: make(job, node, incarnation, settings)
         )
         patches.attribute(worker, "LARGE", self.large)
+        patches.attribute(encoding, "LATER_FROM", self.in_place_from)
         patches.attribute(lending, "LEAST", self.lent_from)
         make_file = SharedFile.make
 

@@ -35,7 +35,7 @@ class MemberSettings(msgspec.Struct, frozen=True):
     stalled_after: float = 2.5
     """Without a new chunk: tell the coordinator who is waited for."""
     chunk_bytes: int = 256 * 1024
-    in_place_from: int = 1 << 20
+    in_place_from: int = 1 << 24
     """Elements of a model whose next state is not kept aside until COMMIT: what that would hold is known by its hash
     before, and computed where the state is."""
     kept_rounds: int = 4

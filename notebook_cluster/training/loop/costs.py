@@ -22,6 +22,7 @@ from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import FLOAT32, NOT_KEPT, check_momentum_dtype, item_size
 from notebook_cluster.rounds.numerics.outer import outer_step
+from notebook_cluster.training.loop import encoding
 from notebook_cluster.training.loop.encoding import encoded
 from notebook_cluster.training.settings.arguments import DISK, MEMORY, check_codec, check_state
 
@@ -86,7 +87,7 @@ def costs_of(
         overlap: training goes on while a round is open.
         exact: the model holds float32: what it was loaded with when work was left in it need not be kept.
         disk: theta, momentum and error feedback are in files.
-        later: the error feedback is computed when a round is applied, where the one before is (of torch models).
+        later: the error feedback of large models is computed when a round is applied, where the one before is (torch).
         together: of the nodes so many are on one machine, and read of each other what they send where it is: each has
             a share of that, as the system counts it.
     """
@@ -100,12 +101,14 @@ def costs_of(
         """Of means."""
         return min(settings.kept_rounds, most // whole_mean) * mean
 
+    later = later and fragments.size >= encoding.LATER_FROM
     kept_now = kept(most_kept(settings, fragments))
     state = whole + item_size(fragments.momentum_dtype) * fragments.size
     held = (overlap and not exact) * whole + (0 if disk else state + lossy * whole)
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * min(part, _TEMPORARY) + fragments.all_gather * part // (4 * nodes)
-    stepping = working + overlap * 2 * whole + several * 5 * part
+    aside = 0 if several or fragments.size >= settings.in_place_from else state
+    stepping = working + aside + overlap * 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * apart // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part
     applied = boundary + mean + overlap * 2 * whole + late

@@ -66,6 +66,11 @@ class EncodingThread:
         return error
 
 
+LATER_FROM = 1 << 24
+"""Elements of a model from which on the error feedback is computed when a round is applied, in a second pass over the
+work, in place of being kept beside the feedback before while the round is open."""
+
+
 def encoded(
     wire: WireFormat,
     reference: Callable[[slice], Vector],
