@@ -15,6 +15,7 @@ from notebook_cluster.magics.parsing import parse_cluster
 from notebook_cluster.memory.nameless import array_in, file_of, is_in_memory
 from notebook_cluster.protocol.rounds import Prepared
 from notebook_cluster.rounds.member import events_effects as m
+from notebook_cluster.rounds.member.next_state import is_large
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.training.checkpointing.resuming import Start, placed_start
@@ -111,6 +112,17 @@ def test_a_folder_in_memory_is_told(tmp_path: Path) -> None:
 
 
 # ---- the step ------------------------------------------------------------------------------------------------
+
+
+def test_a_state_in_files_is_stepped_where_it_is_from_a_smaller_size_on(tmp_path: Path) -> None:
+    state = stepped("float32", 1_100_003, in_place_from=1 << 24)[0].state
+    assert not is_large(state)
+    state.theta = vectors.placed(state.theta, tmp_path)
+    assert is_large(state)
+    state.theta = vectors.placed(state.theta[:700_011], tmp_path)
+    small = stepped("float32", 700_011, in_place_from=1 << 24)[0].state
+    small.theta = state.theta
+    assert not is_large(small)
 
 
 @pytest.mark.parametrize(("codec", "count"), [("float32", 1), ("int8", 1), ("float32", 3), ("int8", 3)])

@@ -28,7 +28,9 @@ def is_large(state: MemberState) -> bool:
     fragments = state.fragments
     if fragments is None or fragments.gradients or fragments.central_optimizer or fragments.descent is not None:
         return False
-    return fragments.size >= state.settings.in_place_from
+    settings = state.settings
+    least = settings.in_files_from if vectors.is_in_file(state.theta) else settings.in_place_from
+    return fragments.size >= least
 
 
 def next_hash(state: MemberState, exchange: Exchange) -> str:

@@ -38,6 +38,8 @@ class MemberSettings(msgspec.Struct, frozen=True):
     in_place_from: int = 1 << 24
     """Elements of a model whose next state is not kept aside until COMMIT: what that would hold is known by its hash
     before, and computed where the state is."""
+    in_files_from: int = 1 << 20
+    """The same of a state in files, where memory counts, and where each new array would be a new file."""
     kept_rounds: int = 4
     kept_bytes: int = 256 * 1024 * 1024
     """Mean slices of the last rounds, kept for nodes that were late."""

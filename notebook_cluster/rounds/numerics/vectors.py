@@ -67,6 +67,11 @@ def like(vector: Vector, count: int | None = None, dtype: Any = None) -> Vector:
     return empty(count, dtype)
 
 
+def is_in_file(vector: Vector | None) -> bool:
+    """Whether it is not in memory."""
+    return vector is not None and file_of(vector) is not None
+
+
 def placed(vector: Vector, folder: Path | None) -> Vector:
     """``vector`` in a file below ``folder``, or for None in memory: itself where it is there already.
 

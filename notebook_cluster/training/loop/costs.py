@@ -101,13 +101,13 @@ def costs_of(
         """Of means."""
         return min(settings.kept_rounds, most // whole_mean) * mean
 
-    later = later and fragments.size >= encoding.LATER_FROM
+    later = later and (disk or fragments.size >= encoding.LATER_FROM)
     kept_now = kept(most_kept(settings, fragments))
     state = whole + item_size(fragments.momentum_dtype) * fragments.size
     held = (overlap and not exact) * whole + (0 if disk else state + lossy * whole)
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * min(part, _TEMPORARY) + fragments.all_gather * part // (4 * nodes)
-    aside = 0 if several or fragments.size >= settings.in_place_from else state
+    aside = 0 if several or fragments.size >= (settings.in_files_from if disk else settings.in_place_from) else state
     stepping = working + aside + overlap * 2 * whole + several * 5 * part
     round_open = boundary + several * part + wire + wire * apart // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part

@@ -23,7 +23,7 @@ from msgspec import structs
 from notebook_cluster.codecs import Buffer, Memory, NotFiniteError, Vector, WireFormat
 from notebook_cluster.rounds.member.events_effects import Apply, Boundary
 from notebook_cluster.rounds.numerics.fragments import Fragments
-from notebook_cluster.rounds.numerics.vectors import bytes_of, difference, like, write_behind
+from notebook_cluster.rounds.numerics.vectors import bytes_of, difference, is_in_file, like, write_behind
 from notebook_cluster.training.loop import encoding
 from notebook_cluster.training.loop.encoding import DeviceEncoder, encoded, kept_beside, left_by, on_host
 from notebook_cluster.training.loop.reference import Reference
@@ -202,7 +202,7 @@ class Replica:
         feedback = None if feedback is None else on_host(feedback)
         self._sent = sent = _Sent(fragment, now, self._done)
         later = now is None and wire.codec.lossy and self.parameters.read_anywhere
-        later = later and wire.count >= encoding.LATER_FROM
+        later = later and (wire.count >= encoding.LATER_FROM or is_in_file(self.theta))
 
         def encode() -> Boundary:
             try:
