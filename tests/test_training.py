@@ -386,7 +386,7 @@ def test_low_precision_models_agree_and_keep_their_dtype(tmp_path: Path) -> None
         ({"outer_momentum": 1.0}, r"outer_momentum=1\.0: use a number from 0 to below 1"),
         ({"nesterov": "yes"}, "nesterov='yes': use True or False"),
         ({"codec": "zip"}, "codec='zip': use one of 'float32', 'fp16', "),
-        ({"resume": "a/b"}, "checkpoint name 'a/b' is not usable"),
+        ({"resume": "a/b"}, "resume='a/b' is not the name of a checkpoint"),
         ({"optimizer": 3}, "optimizer=int: pass a torch.optim optimizer"),
     ],
 )
