@@ -49,8 +49,8 @@ class SharingLimits:
         self._stop = stop
         self._looked = -_LOOK_S
         self._leaving: set[ClusterHost] = set()
-        self._keeping: dict[ClusterHost, asyncio.Task[None]] = {}
-        """Those whose training was kept, or is, since their coordinator has been silent."""
+        self._keeping: dict[ClusterHost, tuple[asyncio.Task[None], float]] = {}
+        """Those whose training was kept, or is, since their coordinator has been silent: when it was last heard."""
         self._clearing = False
         self._ending = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,9 +89,9 @@ class SharingLimits:
                 self._leaving.add(host)
                 self._spawn(self._lease_over(host))
             elif host not in self._keeping and silence > self._keep_after:
-                self._keeping[host] = self._spawn(self._keep(host))
-        for host, task in list(self._keeping.items()):
-            if task.done() and (host not in hosts or self._silence(host) < self._keep_after):
+                self._keeping[host] = self._spawn(self._keep(host)), host.session.last_heard
+        for host, (task, heard) in list(self._keeping.items()):
+            if task.done() and (host not in hosts or host.session.last_heard != heard):
                 del self._keeping[host]
 
     async def _keep(self, host: ClusterHost) -> None:
@@ -104,7 +104,7 @@ class SharingLimits:
         log.warning("cluster %s: no word from its coordinator for %.0f s", host.name, self._silence(host))
         try:
             if host in self._keeping:
-                await self._keeping[host]
+                await self._keeping[host][0]
             folders = await host.keep_checkpoints(reason)
             if self._silence(host) > self._lease:
                 await self._clusters.end_cluster(host, f"{reason}{_kept(folders)}", asked=False, told=False)
