@@ -163,7 +163,8 @@ def test_the_finetuned_adapter_of_three_nodes_is_better_than_the_base_and_any_si
     best = number_after(text_of(notebook, "alone"), "the best single node: ")
     assert together <= 0.9 * base
     assert together <= best
-    assert "[all 3 nodes]\n" in text_of(notebook, "together")  # a line before it may say who was waited for
+    waited = r"(\[cluster finetune\]\n(\S+ waits in .* for .*\n)+)?"  # on a busy machine
+    assert re.match(waited + r"\[all 3 nodes\]\n", text_of(notebook, "together"))
     assert number_after(text_of(notebook, "traffic"), "a round of the adapter: ") < 0.2
     assert "held-out loss as before: True" in text_of(notebook, "save")
 
