@@ -128,7 +128,7 @@ class NodeExtension:
         self._runtime.output_backpressure.install()
         self._runtime.on_fetch_variables = functools.partial(answer_when_idle, self._ip, self._runtime.send_control)
         self._give({"rank": 0, "world_size": 1})
-        self._give_nc()
+        self._refresh()
         atexit.register(self._at_exit)
 
     def unregister(self) -> None:
@@ -244,17 +244,14 @@ class NodeExtension:
 
     def _refresh(self) -> None:
         """The plain names, as the roster says now; also where %reset has taken them away."""
-        self._give_nc()
+        # nc is not imported: this package's root leads to rooms above this one.
+        self._give({"nc": sys.modules["notebook_cluster"], "device": self._runtime.device()})
         roster = self._runtime.roster
         if roster is None:
             return
         row = world.find(roster, self._runtime.name)
         if row is not None:
             self._give({"rank": row.rank, "world_size": len(roster.nodes)})
-
-    def _give_nc(self) -> None:
-        # Not imported: this package's root leads to rooms above this one.
-        self._give({"nc": sys.modules["notebook_cluster"], "device": self._runtime.device()})
 
     def _give(self, names: dict[str, Any]) -> None:
         """Put ``names`` into the namespace, hidden from %who; a name that the user has taken for their own stays."""
