@@ -26,6 +26,7 @@ from notebook_cluster.codecs import (
 )
 from notebook_cluster.memory.nameless import file_of
 from notebook_cluster.rounds.member.events_effects import Boundary
+from notebook_cluster.rounds.member.state import MemberSettings
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.outer import CHUNK
@@ -66,9 +67,9 @@ class EncodingThread:
         return error
 
 
-LATER_FROM = 1 << 24
-"""Elements of a model from which on the error feedback is computed when a round is applied, in a second pass over the
-work, in place of being kept beside the feedback before while the round is open."""
+LATER_FROM = MemberSettings().in_place_from
+"""Elements of a model from which on, as its next state, the error feedback is not kept aside while a round is open: it
+is computed when the round is applied, in a second pass over the work."""
 
 
 def encoded(
