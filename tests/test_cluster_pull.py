@@ -119,7 +119,7 @@ def test_what_can_be_pulled_is_pulled_beside_what_cannot(notebook: SharedNoteboo
     ("line", "words"),
     [
         ("%pull", "needs NAME"),
-        ("%pull a.b", "'a.b' is not the name of a variable"),
+        ("%pull model.pt", "a file comes with %cluster class collect model.pt"),
         ("%pull import", "'import' is not the name of a variable"),
         ("%pull x --from nobody", "no node is called 'nobody'"),
         ("%pull x y --as z", "--as z is for one variable, not for 2"),

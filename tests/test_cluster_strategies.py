@@ -311,7 +311,8 @@ sync.finish()
     ("line", "said"),
     [
         ("nc.DiLoco(model)", "no attribute 'DiLoco': do you mean 'DiLoCo'?"),
-        ("nc.fit(model)", "module 'notebook_cluster' has no attribute 'fit'"),
+        ("nc.fit(model)", "no attribute 'fit': sync = nc.DiLoCo(model, every=100), then sync.step(loss=loss) in your"),
+        ("nc.nothing(model)", "module 'notebook_cluster' has no attribute 'nothing'"),
         (
             "nc.DiLoCo(model, 3, every=10)",
             "for argument 'every': it is nc.DiLoCo(model, every); by name name=, outer_lr=",
@@ -326,6 +327,19 @@ sync.finish()
         ("nc.DiLoCo(model, checkpoint='x')", "'checkpoint' (sync.checkpoint(NAME) saves a checkpoint, resume=NAME"),
         ("nc.DataParallel(model, None, every=5)", "'every' (with every step a round it has none; nc.DiLoCo("),
         ("nc.DiLoCo(model).step(samples='many')", "samples='many': pass the number of examples in the batch"),
+        (
+            "nc.DiLoCo(model).step(loss=1.0, accuracy=0.5)",
+            "TypeError: sync.step() got an unexpected keyword argument 'accuracy': it is sync.step(loss, samples); "
+            "nc.report(accuracy=...) shows another number",
+        ),
+        ("nc.DiLoCo(model).step(1.0, sample=3)", "'sample': it is sync.step(loss, samples); samples=len(x) is the"),
+        ("nc.DiLoCo(model).checkpoint()", "'name': it is sync.checkpoint(name)"),
+        ("nc.DiLoCo(model).save('x')", "object has no attribute 'save': sync.checkpoint(NAME) saves one"),
+        ("nc.DiLoCo(model).finnish()", "object has no attribute 'finnish': do you mean 'finish'?"),
+        (
+            "sync = nc.DiLoCo(model); sync.finish(); list(model.parameters())[-1].requires_grad_(False); sync.step()",
+            "parameter '4.bias' was removed (or frozen) after the sync object was made: make the sync object again",
+        ),
     ],
 )
 def test_a_mistake_is_shown_where_the_user_made_it_with_the_way_out(cluster: Cluster, line: str, said: str) -> None:
@@ -337,11 +351,24 @@ def test_a_mistake_is_shown_where_the_user_made_it_with_the_way_out(cluster: Clu
     assert ".py:" not in text, "no line of the package stands between the user's and the message"
 
 
+def test_a_metric_in_the_place_of_samples_is_told_and_counted(cluster: Cluster) -> None:
+    _, outputs = cluster.run(
+        "model = network(0)\nsync = nc.DiLoCo(model, every=2, fresh=True)\n"
+        "for accuracy in (0.25, 0.5):\n    sync.step(1.0, accuracy)\nprint(sync.samples)"
+    )
+    text = text_of(outputs, "local")
+    assert text.count("sync.step() was given less than one sample: samples is the number of examples") == 1
+    assert "0.75" in text
+
+
 def test_a_function_of_the_users_own_is_not_taken_for_one_of_the_package(cluster: Cluster) -> None:
-    for call in ("report()", "shard([1], 2, 3)"):
-        ended, outputs = cluster.run(f"def report(x): pass\nfrom notebook_cluster import shard\n{call}")
+    own = "class Own:\n    def step(self, x): pass\ndef report(x): pass\nfrom notebook_cluster import shard\n"
+    for call in ("report()", "Own().step()", "Own().save", "shard([1], 2, 3)"):
+        ended, outputs = cluster.run(own + call)
         assert {result.status for result in ended.results.values()} == {"error"}
-        assert ("it is nc." in text_of(outputs, "local")) == call.startswith("shard")
+        text = text_of(outputs, "local")
+        assert ("it is nc." in text) == call.startswith("shard")
+        assert "sync." not in text
 
 
 MLX = """

@@ -11,7 +11,7 @@ from notebook_cluster.journal.records import BaseRecord, CellRecord, RegisterRec
 from notebook_cluster.journal.store import journal_path
 from notebook_cluster.protocol.runs import Register
 from notebook_cluster.protocol.state import ClusterView
-from notebook_cluster.rounds.leader.described import described_settings
+from notebook_cluster.rounds.leader.runs import described_settings
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ No pickle, in either direction.
 """
 
 import keyword
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +117,10 @@ def _names(call: Invocation) -> tuple[list[str], str]:
     names = call.names
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name):
+            file = "" if keyword.iskeyword(name) else f"; a file comes with %cluster class collect {shlex.quote(name)}"
             raise UsageError(
                 f"{name!r} is not the name of a variable: give what you want a name in a %%on_all cell, then %pull that"
+                + file
             )
     variable = call.options.get("as", "")
     if variable and len(names) != 1:

@@ -1,8 +1,7 @@
 """What a node's shell and kernel do otherwise than a notebook's. ipykernel's private names stay here.
 
 People see what is on the node: completion is fast, ``name?`` is output of the cell, ``%pip`` is for this kernel's
-environment, one node of a machine after the other, and its failure is one. Tracebacks are equal on all nodes where the
-error is, and lead to the user's line.
+environment, one node of a machine after the other, and its failure is one.
 
 Messages of widgets between this node and the browser pass also while a cell runs. The coordinator addresses a message
 to this kernel's subshell then, and to its main shell otherwise. ipykernel 7.4 and later would ask the widget's comm
@@ -13,19 +12,15 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
-import inspect
-import linecache
 import os
 import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import IO, Any
 
 from notebook_cluster.node.namespace.variables import describe_namespace
@@ -217,144 +212,3 @@ def _locked(lock: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-_PACKAGE = __name__.partition(".")[0] + "."
-_WAITING = ("threading", "IPython.", "ipykernel.")
-"""Where a Stop reaches a cell that waits: nobody looks for the cause there."""
-_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-class CellNumbers:
-    """``In[7]`` in a traceback is cell 7 of the cluster, also on a node that joined late or ran fewer cells."""
-
-    def __init__(self, ip: Any) -> None:
-        self._compiler = ip.compile
-        self._cells: dict[str, int] = {}
-        self.cell = 0
-
-    def of_file(self, filename: str) -> int | None:
-        """The cell that code with this file name is of."""
-        return self._cells.get(filename)
-
-    def install(self) -> None:
-        original = self._compiler.cache
-
-        def cache(transformed_code: str, number: int = 0, raw_code: str | None = None) -> Any:
-            name = original(transformed_code, self.cell or number, raw_code)
-            self._cells[name] = self.cell or number
-            return name
-
-        # On the instance: IPython's class stays as it is.
-        self._compiler.cache = cache
-
-    def uninstall(self) -> None:
-        del self._compiler.cache
-
-
-def shorten_tracebacks(ip: Any) -> None:
-    """In shell ``ip`` show what this package raises without the frames below the user's call, and a Stop with the
-    user's lines only, without the lines around each: these cost 8 to 50 ms of every node, and a cell that is stopped
-    should end at once. A call of ours with arguments that it does not take says which it takes."""
-    ip.set_custom_exc(
-        (KeyboardInterrupt, AttributeError, MemoryError, OSError, RuntimeError, TypeError, ValueError), _show
-    )
-
-
-_CALLED = re.compile(r"(\w+)(\.__init__)?\(\) (got|missing|takes)\b")
-
-
-_OTHER_NAMES = {
-    **dict.fromkeys(
-        ("checkpoint", "checkpoints", "checkpoint_dir", "ckpt", "save", "save_every"),
-        "sync.checkpoint(NAME) saves a checkpoint, resume=NAME goes on from it",
-    ),
-    **dict.fromkeys(("lr", "learning_rate"), "it is your optimizer's; outer_lr= is for the rounds"),
-    **dict.fromkeys(
-        ("steps", "inner_steps", "local_steps", "sync_every", "interval", "period", "H"),
-        "every= says how many steps are made between two rounds",
-    ),
-    **dict.fromkeys(("compression", "compress", "quantize", "bits"), "codec='int8' and others make it small"),
-    **dict.fromkeys(("epochs", "num_epochs"), "nc.shard(data, batch_size, epochs=N) goes through the data N times"),
-    **dict.fromkeys(("rank", "world_size", "nodes", "backend", "device"), "the nodes that run the cell take part"),
-    "momentum": "it is your optimizer's; nc.DiLoCo has outer_momentum= for the rounds",
-    "every": "with every step a round it has none; nc.DiLoCo(model, every=100) makes 100 steps between two",
-}
-"""What people call an argument of a strategy that it has not, and what there is for it."""
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
-
-
-def explain_call(error: BaseException, traceback: TracebackType | None) -> None:
-    """Python's own message says ``got multiple values for argument 'every'``: where it is a call of ours the arguments
-    are added, those that need no name first."""
-    nc, said = sys.modules[_PACKAGE.rstrip(".")], _CALLED.match(str(error))
-    if not isinstance(error, TypeError) or said is None or said[1] not in nc.__all__ or traceback is None:
-        return
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    frame = traceback.tb_frame
-    line = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno)
-    if f"nc.{said[1]}(" not in line and (frame.f_globals | frame.f_locals).get(said[1]) is not getattr(nc, said[1]):
-        return  # somebody's own function, of the same name
-    parameters = inspect.signature(getattr(nc, said[1])).parameters.values()
-    placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
-    more = f"; by name {', '.join(named)}" if named else ""
-    unknown = _UNEXPECTED.search(str(error))
-    meant = _OTHER_NAMES.get(unknown[1], "") if unknown is not None and isinstance(getattr(nc, said[1]), type) else ""
-    hint = f" ({meant})" if meant else ""
-    error.args = (f"{error}{hint}: it is nc.{said[1]}({', '.join(placed)}){more}",)
-
-
-def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` without the innermost frames, as far as they are this package's."""
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    while len(entries) > 1 and f"{entries[-1].tb_frame.f_globals.get('__name__', '')}.".startswith(_PACKAGE):
-        entries.pop()
-    return _linked(entries)
-
-
-def users_lines(traceback: TracebackType | None) -> TracebackType | None:
-    """``traceback`` of a Stop: the first frame, which is the shell's and is not shown, and those of the user's code.
-
-    Left out are the frames of this package, of what it calls, and of waiting; a library that the user calls stays.
-    """
-    entries: list[TracebackType] = []
-    inside = False
-    while traceback is not None:
-        module = traceback.tb_frame.f_globals.get("__name__", "")
-        inside = module.startswith(_PACKAGE) or (inside and _is_library(traceback))
-        if not entries or not (inside or module.startswith(_WAITING)):
-            entries.append(traceback)
-        traceback = traceback.tb_next
-    return _linked(entries)
-
-
-def _is_library(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen "))
-
-
-def _linked(entries: list[TracebackType]) -> TracebackType | None:
-    short = None
-    for entry in reversed(entries):
-        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return short
-
-
-def _show(ip: Any, kind: type, value: BaseException, traceback: TracebackType, tb_offset: int | None = None) -> None:
-    formatter = ip.InteractiveTB
-    mode = formatter.mode
-    shorten = without_our_frames
-    explain_call(value, traceback)
-    if isinstance(value, KeyboardInterrupt):
-        formatter.set_mode("Plain")
-        # What was caught while it came is told with frames of its own.
-        value.__suppress_context__ = True
-        shorten = users_lines
-    try:
-        ip.showtraceback((kind, value, shorten(traceback)), tb_offset=tb_offset)
-    finally:
-        formatter.set_mode(mode)

@@ -18,16 +18,15 @@ from notebook_cluster.node.namespace import last_value
 from notebook_cluster.node.runtime import world
 from notebook_cluster.node.runtime.running_cell import CellInterrupts
 from notebook_cluster.node.shell.adjustments import (
-    CellNumbers,
     answer_when_idle,
     follow_headers,
     lose_nothing,
     prepare_shell,
     register_pip,
-    shorten_tracebacks,
 )
 from notebook_cluster.node.shell.progress_bars import bars, install_bars
 from notebook_cluster.node.shell.threads import NodeThreads
+from notebook_cluster.node.shell.tracebacks import CellNumbers, shorten_tracebacks
 from notebook_cluster.training.runtime import set_runtime
 
 if TYPE_CHECKING:

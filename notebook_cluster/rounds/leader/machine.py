@@ -28,7 +28,6 @@ from notebook_cluster.protocol.runs import PATIENCE, Joined, Register
 from notebook_cluster.protocol.state import JobView
 from notebook_cluster.rounds.leader.arrivals import on_arrived, on_prepared, on_stalled, required
 from notebook_cluster.rounds.leader.attempts import settle_attempt
-from notebook_cluster.rounds.leader.described import described_settings
 from notebook_cluster.rounds.leader.events_effects import (
     CellBegan,
     CellLeft,
@@ -60,7 +59,7 @@ from notebook_cluster.rounds.leader.registration import (
     settle_runs,
     settle_sources,
 )
-from notebook_cluster.rounds.leader.runs import forget_later, missing_registrants
+from notebook_cluster.rounds.leader.runs import described_settings, forget_later, missing_registrants
 from notebook_cluster.rounds.leader.saving import on_request, on_save_requested, on_saved, settle_saves
 from notebook_cluster.rounds.leader.silence import settle_silence
 from notebook_cluster.rounds.leader.state import (

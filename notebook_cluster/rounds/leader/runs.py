@@ -9,6 +9,7 @@ No number is left out: a node that could not even register in a run is in a late
 from notebook_cluster.journal.records import LaterRecord
 from notebook_cluster.protocol.runs import Register, RunOver
 from notebook_cluster.rounds.leader.state import JobState, Participant, Transition, change, holders, is_reachable
+from notebook_cluster.rounds.numerics.bits import bits_float
 
 TELL_AFTER = 5.0
 """Seconds that nodes wait for a run to end on others before those are named."""
@@ -192,3 +193,28 @@ def _tell_waits(transition: Transition, job: JobState, waiting: list[str], here:
         f"sync object {run} of {job.name!r} in this cell waits on {names} until number {job.run} is finished on "
         f"{', '.join(map(repr, here))}",
     )
+
+
+def described_settings(told: Register) -> dict[str, str]:
+    """As people read them, in a report, a comparison or a tracker: name as in the constructor -> value. What the
+    strategy has no use for, and what nobody chose, is left out."""
+    shown = {"strategy": told.strategy, "codec": told.codec, "every": told.every, "parameters": str(told.parameters)}
+    optional = {
+        **_outer(told),
+        "mode": told.mode,
+        "fragments": told.fragments if told.fragments > 1 else "",
+        "overlap": told.overlap or "",
+        "mix": "" if told.mix is None else f"{told.mix:g}",
+        "quorum": "" if told.quorum is None else told.quorum,
+        "grace": "" if told.quorum is None else f"{told.grace:g} s",
+        "framework": told.framework,
+    }
+    return shown | {name: str(value) for name, value in optional.items() if value != ""}
+
+
+def _outer(told: Register) -> dict[str, str]:
+    rate = "by the number of nodes" if told.lr_bits is None else f"{bits_float(told.lr_bits):g}"
+    if told.every_step:  # the optimiser of the nodes makes the step, or (DeMo) there is one in place of it
+        return {} if told.mode or not told.lr_bits else {"lr": rate}
+    outer = {"outer_lr": rate, "outer_momentum": f"{bits_float(told.momentum_bits):g}"}
+    return outer | ({"nesterov": "yes" if told.nesterov else "no"} if told.momentum_bits else {})

@@ -43,7 +43,11 @@ def registration(
     """What a node says when it makes a sync object and would begin from ``start``; ``run``: the cell, and which of its
     sync objects it is. ``warn`` is told of frozen parameters that nobody can compare, or that were others in ``start``.
     ``taken``: ``resume`` is what the cluster took over, nobody asked for it here.
+
+    Raises:
+        ValueError: the model is not as it was when the sync object was made; names the parameter.
     """
+    parameters.check()
     layout = parameters.layout
     return Register(
         job=strategy.name,

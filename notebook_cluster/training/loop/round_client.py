@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from msgspec import structs
 
@@ -31,7 +32,7 @@ from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.step_stops import SyncCall
 from notebook_cluster.training.loop.stopped_run import RegisteredObjects
 from notebook_cluster.training.runtime import Runtime
-from notebook_cluster.training.settings.arguments import Strategy
+from notebook_cluster.training.settings.arguments import Strategy, check_samples
 from notebook_cluster.training.settings.schedule import Schedule
 
 
@@ -100,6 +101,8 @@ class RoundClient:
         self._received: Round | None = None
         self._members: tuple[str, ...] = ()
         self._saved: dict[str, Saved] = {}
+        self._told_of_parts = False
+        """That a step had less than one sample was said."""
 
     # ---- a round, in its order ------------------------------------------------------------------------------
 
@@ -322,6 +325,16 @@ class RoundClient:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
         forgotten = self._optimizer_state.forget()
         self._warn(f"{text}; {forgotten}" if forgotten else text)
+
+    def _checked(self, samples: Any) -> float:
+        count = check_samples(samples)
+        if 0 < count < 1 and not self._told_of_parts:
+            self._told_of_parts = True
+            self._warn(
+                "sync.step() was given less than one sample: samples is the number of examples in the batch, len(x), "
+                "by which the nodes' work is weighed; nc.report(accuracy=...) shows another number"
+            )
+        return count
 
     def _warn(self, text: str) -> None:
         print(f"[{self._job.name}] {text}", file=sys.stderr)

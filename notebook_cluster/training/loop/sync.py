@@ -49,7 +49,7 @@ from notebook_cluster.training.loop.stopped_run import LostSteps, RunKeeper, Sto
 from notebook_cluster.training.models import parameters_of
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.runtime import current_runtime
-from notebook_cluster.training.settings.arguments import DISK, Strategy, check_samples
+from notebook_cluster.training.settings.arguments import DISK, Strategy
 
 _VECTORS_OF_A_ROUND = 9
 """Float32 vectors of the model's size that are in use while a round is open, at most."""
@@ -201,7 +201,7 @@ class RoundSync(GoesOn):
         self._call.steps += 1
         if self._stopped is not None or self._job.stopped is not None:
             self._train_on()
-        count = check_samples(samples)
+        count = self._checked(samples)
         self._replica.count(count)
         self._schedule.count()
         self._progress.count(loss, count)
