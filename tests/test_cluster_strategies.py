@@ -315,10 +315,17 @@ sync.finish()
         ("nc.nothing(model)", "module 'notebook_cluster' has no attribute 'nothing'"),
         (
             "nc.DiLoCo(model, 3, every=10)",
-            "for argument 'every': it is nc.DiLoCo(model, every); by name name=, outer_lr=",
+            "for argument 'every' (an optimizer goes to optimizer=): it is nc.DiLoCo(model, every); by name name=",
         ),
+        (
+            "nc.DiLoCo(model, torch.optim.SGD(model.parameters(), 0.1))",
+            "every= got SGD, which goes to optimizer=: use a whole number of steps from 1, for example every=100",
+        ),
+        ("nc.DiLoCo(model, scheduler=1)", "'scheduler' (extra={'scheduler': scheduler} keeps what has"),
         ("nc.DataParallel(model)", "'optimizer': it is nc.DataParallel(model, optimizer); by name name="),
         ("nc.shard([1], [2], batch_size=1)", "'batch_size': it is nc.shard(data, batch_size); by name shuffle="),
+        ("for x, y in nc.shard([(1, 2)] * 9, 3): pass", "a batch of a list or a stream is a list of its items, one of"),
+        ("for x, y in [(1, 2, 3)]: pass", "too many values to unpack (expected 2)"),
         ("nc.shard([1], 1)[0]", "a shard is no dataset for a DataLoader: it gives this node's batches itself"),
         ("nc.DiLoCo(model, codec='int5')", "codec='int5': use one of 'float32', "),
         ("nc.DiLoCo(model, resume='nothing')", "checkpoint 'nothing' was not found on local"),

@@ -398,10 +398,20 @@ def test_arguments_are_checked_by_name(tmp_path: Path, arguments: dict[str, Any]
         raise result
 
 
-def test_something_that_is_no_model_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "way_out"),
+    [
+        ([1, 2], "torch.nn.ModuleList(models) is one of several"),
+        ({"weight": 1}, "the model itself, not what it holds"),
+        (iter([1]), "the model itself, not what it holds"),
+        ("resnet18", "nc.all_reduce(x, 'mean') averages the arrays of any other model"),
+    ],
+)
+def test_something_that_is_no_model_is_named(tmp_path: Path, model: object, way_out: str) -> None:
     with Cluster(["a"], tmp_path) as cluster:
-        result = cluster.run(lambda node: nc.DiLoCo([1, 2]))["a"]
-    assert str(result) == "model is a list: pass a torch.nn.Module or an mlx.nn.Module"
+        result = cluster.run(lambda node: nc.DiLoCo(model))["a"]
+    begins = f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module; {way_out}"
+    assert str(result).startswith(begins)
 
 
 def test_outside_a_node_the_error_says_on_all() -> None:

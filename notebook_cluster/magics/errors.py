@@ -181,6 +181,10 @@ _HINTS = (
         "it works in the notebook, in a cell that does not begin with %%on_all",
     ),
     (
+        re.compile("KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'"),
+        "rank, world_size and device are there in every cell: what torchrun sets is not needed",
+    ),
+    (
         re.compile("process group has not been initialized|env:// rendezvous"),
         "nc.torch_distributed() sets torch's group up in its cell; nc.DiLoCo and the others need none",
     ),

@@ -75,6 +75,7 @@ _ARGUMENTS = {
     **_for("epochs num_epochs", "nc.shard(data, batch_size, epochs=N) goes through the data N times"),
     **_for("rank world_size nodes backend device", "the nodes that run the cell take part"),
     **_for("momentum", "it is your optimizer's; nc.DiLoCo has outer_momentum= for the rounds"),
+    **_for("scheduler lr_scheduler sched ema scaler", "extra={'scheduler': scheduler} keeps what has a state_dict()"),
     **_for("every", "with every step a round it has none; nc.DiLoCo(model, every=100) makes 100 steps between two"),
 }
 """What people call an argument of a strategy that it has not, and what there is for it."""
@@ -120,8 +121,13 @@ _OF_NC = {
 
 
 def explain(error: BaseException, traceback: TracebackType | None) -> None:
-    """Add to a ``TypeError`` or ``AttributeError`` of something of ours what there is in its place."""
+    """Add to an error of something of ours what there is in its place."""
     kinds = _sync_classes()
+    if isinstance(error, ValueError) and "to unpack" in str(error) and _goes_through_a_shard(traceback):
+        error.args = (
+            f"{error}: a batch of a list or a stream is a list of its items, one of an array or tensor a part of it; "
+            "torch.utils.data.default_collate(batch) makes tensors of a list",
+        )
     if isinstance(error, AttributeError):
         absent, meant = _NOT_OURS.match(str(error)), ""
         if absent is not None:
@@ -157,23 +163,42 @@ def _explain_method(error: TypeError, said: re.Match[str], of: type, unknown: st
     error.args = (f"{text}: it is sync.{said[3]}({', '.join(placed)}){f'; {meant}' if meant else ''}",)
 
 
+def _last(traceback: TracebackType) -> TracebackType:
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _goes_through_a_shard(traceback: TracebackType | None) -> bool:
+    line, place = _last_line(traceback), f"{_PACKAGE}node.namespace.shard"
+    names = _last(traceback).tb_frame.f_globals | _last(traceback).tb_frame.f_locals if traceback is not None else {}
+    return "nc.shard(" in line or any(type(names.get(word)).__module__ == place for word in re.findall(r"\w+", line))
+
+
+def _last_line(traceback: TracebackType | None) -> str:
+    """The line of the code where it was raised."""
+    if traceback is None:
+        return ""
+    last = _last(traceback)
+    return linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
+
+
 def _explain_call(error: TypeError, name: str, traceback: TracebackType | None, unknown: str) -> None:
     """Python's own message says ``got multiple values for argument 'every'``: where it is a call of ours the arguments
     are added, those that need no name first."""
     nc = sys.modules[_PACKAGE.rstrip(".")]
     if name not in nc.__all__ or traceback is None:
         return
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    frame = traceback.tb_frame
-    line = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno)
-    if f"nc.{name}(" not in line and (frame.f_globals | frame.f_locals).get(name) is not getattr(nc, name):
+    frame = _last(traceback).tb_frame
+    is_named = f"nc.{name}(" in _last_line(traceback)
+    if not is_named and (frame.f_globals | frame.f_locals).get(name) is not getattr(nc, name):
         return  # somebody's own function, of the same name
     parameters = inspect.signature(getattr(nc, name)).parameters.values()
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
     more = f"; by name {', '.join(named)}" if named else ""
-    meant = _ARGUMENTS.get(unknown, "") if isinstance(getattr(nc, name), type) else ""
+    twice = "an optimizer goes to optimizer=" if "multiple values for argument 'every'" in str(error) else ""
+    meant = _ARGUMENTS.get(unknown, twice) if isinstance(getattr(nc, name), type) else ""
     hint = f" ({meant})" if meant else ""
     error.args = (f"{error}{hint}: it is nc.{name}({', '.join(placed)}){more}",)
 

@@ -4,7 +4,7 @@ May import: ``rounds.numerics`` and ``codecs``. No framework is imported before 
 everything above in ``training``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
@@ -67,4 +67,9 @@ def parameters_of(model: Any, *, freeze_a: bool = False) -> WithGradients:
         if freeze_a:
             freeze_a_of_mlx(model)
         return MlxParameters(model)
-    raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module")
+    way_out = "nc.all_reduce(x, 'mean') averages the arrays of any other model"
+    if isinstance(model, list | tuple):
+        way_out = "torch.nn.ModuleList(models) is one of several, or make a sync object with name= for each"
+    elif isinstance(model, Mapping | Iterator):
+        way_out = "the model itself, not what it holds"
+    raise TypeError(f"model is a {type(model).__name__}: pass a torch.nn.Module or an mlx.nn.Module; {way_out}")

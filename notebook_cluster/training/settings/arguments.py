@@ -162,9 +162,10 @@ def check_every(every: object) -> int | Seconds:
     except TypeError:
         steps = 0
     if isinstance(every, bool) or steps < 1:
-        raise ValueError(
-            f"every={every!r}: use a whole number of steps from 1, for example every=100, or every=nc.Seconds(30)"
-        )
+        got = f"every={every!r}"
+        if hasattr(every, "param_groups") or hasattr(every, "apply_gradients"):
+            got = f"every= got {type(every).__name__}, which goes to optimizer="
+        raise ValueError(f"{got}: use a whole number of steps from 1, for example every=100, or every=nc.Seconds(30)")
     return steps
 
 
