@@ -41,6 +41,14 @@ def test_the_same_traceback_is_shown_once(notebook: NotebookKernel) -> None:
     assert cell.shown.count("----> 2 rows[3]") == 1
 
 
+def test_the_same_warning_is_shown_once_and_names_the_cell(notebook: NotebookKernel) -> None:
+    cell = notebook.run("%%on_all\nimport warnings\nwarnings.warn('rows are missing')")
+    head, said, line = cell.shown.splitlines()
+    assert head == "[all 3 nodes]"
+    assert re.fullmatch(r"Cell In\[\d+\]:2: UserWarning: rows are missing", said)
+    assert line == "  warnings.warn('rows are missing')"
+
+
 def test_a_line_that_is_written_over_is_shown_as_it_was_last(notebook: NotebookKernel) -> None:
     shown = notebook.works("%%on_all\nfor step in range(50): print(f'\\rnode {rank} step {step}', end='')\nprint()")
     assert [line for line in shown.splitlines() if "step" in line] == [f"node {rank} step 49" for rank in range(3)]

@@ -321,6 +321,7 @@ sync.finish()
             "nc.DiLoCo(model, torch.optim.SGD(model.parameters(), 0.1))",
             "every= got SGD, which goes to optimizer=: use a whole number of steps from 1, for example every=100",
         ),
+        ("nc.DeMo(model, torch.optim.SGD(model.parameters(), 0.1))", "lr= got SGD: nc.DeMo is the optimizer, give it"),
         ("nc.DiLoCo(model, scheduler=1)", "'scheduler' (extra={'scheduler': scheduler} keeps what has"),
         ("nc.DataParallel(model)", "'optimizer': it is nc.DataParallel(model, optimizer); by name name="),
         ("nc.shard([1], [2], batch_size=1)", "'batch_size': it is nc.shard(data, batch_size); by name shuffle="),

@@ -200,6 +200,9 @@ def test_a_file_that_a_node_lacks_is_told_with_how_it_gets_there_if_it_is_one_of
     for path in ("missing.csv", ".env", "../key", outside, "data/../../key", ".", "x\0y", "a" * 999):
         assert "send" not in told(f"[Errno 2] No such file or directory: '{path}'", "FileNotFoundError")
     assert "send" not in told("'data'", "KeyError") + told("", "FileNotFoundError")
+    Path("train.py").write_text("1")
+    by_run = told("File `'train.py'` not found.", "Exception")
+    assert by_run.endswith("; train.py is in the notebook's folder: %cluster send train.py brings it into the node's")
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,7 @@ def test_a_module_that_a_node_lacks_is_told_with_how_it_gets_there(tmp_path, mon
     assert lacks("No module named 'sklearn.svm'").endswith(f"{installs}scikit-learn installs it there")
     assert told("No module named 'einops'", "ImportError").endswith("'einops'")
     assert lacks("").endswith("ModuleNotFoundError")
+    assert lacks("No module named 'google.colab'").endswith("; only Colab has it")
     Path("helpers.py").write_text("x = 1")
     Path("mine").mkdir()
     brings = "is in the notebook's folder: %cluster send"

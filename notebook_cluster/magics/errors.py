@@ -204,6 +204,8 @@ def _missing_module(result: NodeResult) -> str:
     name = words[1].partition(".")[0] if len(words) > 1 else ""
     if not name.isidentifier():
         return ""
+    if result.error_value.startswith("No module named 'google.colab"):
+        return "; only Colab has it"
     for path in (f"{name}.py", name):
         if Path(path).exists():
             return f"; {path} is in the notebook's folder: %cluster send {path} brings it there"
@@ -213,7 +215,8 @@ def _missing_module(result: NodeResult) -> str:
 def _missing_file(result: NodeResult) -> str:
     """Where a node lacks a file that lies in the notebook's folder. Of no other place, and of nothing hidden: what to
     send is said by the node, and it could be a key."""
-    words = result.error_value.split("'") if result.error_name == "FileNotFoundError" else []
+    by_run = result.error_value.startswith("File `")  # of %run
+    words = result.error_value.split("'") if by_run or result.error_name == "FileNotFoundError" else []
     if len(words) < 3 or not words[-2]:
         return ""
     here = Path.cwd()

@@ -7,6 +7,7 @@ import linecache
 import re
 import sys
 import sysconfig
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ _LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"
 
 
 class CellNumbers:
-    """``In[7]`` in a traceback is cell 7 of the cluster, also on a node that joined late or ran fewer cells."""
+    """``In[7]`` in a traceback or warning is cell 7 of the cluster, also on a node that joined late or ran fewer."""
 
     def __init__(self, ip: Any) -> None:
         self._compiler = ip.compile
@@ -38,9 +39,20 @@ class CellNumbers:
 
         # On the instance: IPython's class stays as it is.
         self._compiler.cache = cache
+        self._format_warning = warnings.formatwarning
+        warnings.formatwarning = self._of_cell
 
     def uninstall(self) -> None:
         del self._compiler.cache
+        warnings.formatwarning = self._format_warning
+
+    def _of_cell(
+        self, message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        """A warning; the file of a cell has the number of this process in its name, so it would be another on each."""
+        cell = self.of_file(filename)
+        place = filename if cell is None else f"Cell In[{cell}]"
+        return self._format_warning(message, category, place, lineno, line or linecache.getline(filename, lineno))
 
 
 def shorten_tracebacks(ip: Any) -> None:

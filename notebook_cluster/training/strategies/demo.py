@@ -87,6 +87,8 @@ class DeMo(RoundSync):
         fresh: bool = False,
         check_frozen: bool = True,
     ) -> None:
+        if hasattr(lr, "param_groups") or hasattr(lr, "apply_gradients"):
+            raise TypeError(f"lr= got {type(lr).__name__}: nc.DeMo is the optimizer, give it a number, as lr=4e-4")
         descent = check_descent(lr, decay, sign, weight_decay)
         codec, every = codec_name("dct", check_coefficients(k)), check_steps("accumulate", accumulate)
         self._from_start, self._momentum = fresh or resume is not None, LocalMomentum()
