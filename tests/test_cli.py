@@ -112,6 +112,7 @@ def test_help_shows_magics_as_they_are_typed(capsys: pytest.CaptureFixture[str])
     ("typed", "said"),
     [
         (["shaer"], "there is no command 'shaer' (did you mean 'share'?). There are: share, peers, "),
+        (["train.py"], "there is no command 'train.py' (did you mean 'run train.py'?). There are: share, "),
         (["xyzzy"], "there is no command 'xyzzy'. There are: share, peers, "),
         (
             ["share", "--nmae", "mini"],

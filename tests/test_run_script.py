@@ -301,6 +301,7 @@ def test_two_runs_of_a_script_at_once_have_a_cluster_each(project: Path) -> None
     ("arguments", "code", "said"),
     [
         (("trian.py",), 1, "there is no file or folder 'trian.py' in {folder} (did you mean 'train.py'?)"),
+        (("python", "train.py"), 1, "leave python out: the script runs with the Python of each node"),
         (("data",), 1, "data is a folder: name the script in it, as data/train.py"),
         (("train.py", "--hosts", "2"), 2, "--hosts is for hosts that an engine starts: name it with --on slurm"),
         (("--nods", "2", "train.py"), 2, "there is no option --nods (did you mean '--nodes'?)"),

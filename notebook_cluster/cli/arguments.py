@@ -56,9 +56,9 @@ class Parser(argparse.ArgumentParser):
             return
         known = list(action.choices)
         what = action.dest if action.dest != argparse.SUPPRESS else "command"
-        raise argparse.ArgumentError(
-            None, f"there is no {what} {value!r}{did_you_mean(str(value), known)}. There are: {', '.join(known)}"
-        )
+        meant = f" (did you mean 'run {value}'?)" if "run" in known and str(value).endswith(".py") else ""
+        meant = meant or did_you_mean(str(value), known)
+        raise argparse.ArgumentError(None, f"there is no {what} {value!r}{meant}. There are: {', '.join(known)}")
 
 
 class Commands(NamedTuple):

@@ -46,6 +46,8 @@ class ScriptFiles:
 
     def __init__(self, script: Path, *, alone: bool) -> None:
         path = Path(os.path.abspath(script.expanduser()))
+        if not path.exists() and script.name in ("python", "python3", "torchrun"):
+            raise ClusterError(f"leave {script} out: the script runs with the Python of each node")
         if not path.is_file():
             find_sources(str(script))  # says what is near
             raise ClusterError(f"{script} is a folder: name the script in it, as {script / 'train.py'}")
