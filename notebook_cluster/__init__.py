@@ -145,3 +145,19 @@ def _meant(name: str) -> str:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_ROOMS})
+
+
+_MAGICS = "cluster", "on_all", "on", "push", "pull"
+
+
+def _offer_magics() -> None:
+    """In a notebook ``import notebook_cluster`` is enough: the first of these magics loads the extension. A node takes
+    them back."""
+    import sys
+
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    lazy = getattr(getattr(shell, "magics_manager", None), "lazy_magics", {})
+    lazy.update(dict.fromkeys(_MAGICS, __name__))
+
+
+_offer_magics()

@@ -113,6 +113,21 @@ def test_a_mistyped_magic_is_one_line_that_names_the_way_out(
     assert list_clusters() == []
 
 
+def test_an_import_is_enough_for_the_magics_until_they_are_unloaded(notebook: NotebookKernel) -> None:
+    def refused(line: str) -> str:
+        cell = notebook.run(line)
+        assert cell.error is not None
+        return cell.error.value
+
+    assert "`%cluster` not found" in refused("%cluster status")
+    notebook.works("import notebook_cluster as nc")
+    assert "no cluster is running in this notebook: %cluster start" in refused("%%on_all\nprint(rank)")
+    notebook.works("%cluster start lesson --local 1 --no-panel")
+    notebook.works("%cluster stop")
+    notebook.works("%unload_ext notebook_cluster")
+    assert "`%cluster` not found" in refused("%cluster status")
+
+
 def test_mistakes_with_a_running_cluster_are_one_line_and_it_goes_on(notebook: NotebookKernel) -> None:
     notebook.works("%load_ext notebook_cluster")
     notebook.works("%cluster start lesson --local 2 --no-panel")

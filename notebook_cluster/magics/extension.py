@@ -75,6 +75,7 @@ class Extension:
         """Take everything back. A running cluster goes on."""
         for name, kind in (_MAGICS | _MISPLACED).items():
             self.shell.magics_manager.magics[kind].pop(name, None)
+            self.shell.magics_manager.lazy_magics.pop(name, None)
         if comments_below in self.shell.input_transformers_cleanup:
             self.shell.input_transformers_cleanup.remove(comments_below)
         matchers = getattr(getattr(self.shell, "Completer", None), "custom_matchers", [])

@@ -33,7 +33,8 @@ _UP_SECONDS = 0.05
 
 
 def prepare_shell(ip: Any) -> None:
-    """Fast completion, ``name?`` as output of the cell, no ``exit()``, and nothing kept of what was printed.
+    """Fast completion, ``name?`` as output of the cell, no ``exit()``, none of the notebook's magics, and nothing kept
+    of what was printed.
 
     Jedi takes seconds while the node computes and holds up every later question meanwhile (measured: 3 ms without it,
     0.45 s and more with it); what is in the namespace is found without it. A notebook shows ``name?`` in a pager of its
@@ -46,6 +47,9 @@ def prepare_shell(ip: Any) -> None:
         completer.use_jedi = False
     ip.set_hook("show_in_pager", _print_page, 0)
     ip.ask_exit = _stay
+    lazy = ip.magics_manager.lazy_magics
+    for name in [name for name, extension in lazy.items() if extension == "notebook_cluster"]:
+        del lazy[name]
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)
     log = ip.kernel.log
     if log.handlers:
