@@ -256,6 +256,28 @@ def test_an_agent_that_is_stopped_says_goodbye(agents: Agents) -> None:
         assert agents.end(MINI) == 0
         wait_until(lambda: node(cluster.state(), MINI).condition == "dead", 60, "mini to be gone, not only silent")
         assert f"agent of {MINI} ended" in node(cluster.state(), MINI).reason
+        for ask in (cluster.add, cluster.restart):
+            with pytest.raises(
+                ClusterError, match="it is not shared any more, stopped by SIGTERM: run notebook-cluster"
+            ):
+                ask(MINI)
+        agents(MINI)
+        wait_until(lambda: condition_of(cluster, MINI) == "connected", 60, "mini to be back")
+        cluster.restart(MINI)
+        assert run(cluster, "print(nc.node())")[MINI] == f"{MINI}\n"
+
+
+def condition_of(cluster: Cluster, peer: str) -> str:
+    return next(row.condition for row in cluster.state().peers if row.name == peer)
+
+
+def test_a_node_is_not_waited_for_whose_machine_is_lost(agents: Agents) -> None:
+    agents(MINI)
+    with running_cluster(local=1, peers=[MINI]) as cluster:
+        agents.end(MINI, signal.SIGKILL)
+        with pytest.raises(ClusterError, match=f"^{MINI}-2 did not start: peer {MINI} is lost: nothing answers at "):
+            cluster.add(MINI, 1)
+        assert condition_of(cluster, MINI) == "lost"
 
 
 def test_a_killed_notebook_leaves_the_cell_running_and_start_attaches(work: Path) -> None:

@@ -151,4 +151,6 @@ def test_a_peer_that_is_not_paired_is_refused_with_what_to_type(notebook: Notebo
         error_of(notebook, f"%cluster add {mini.name} --code wrong-code-77") for _ in range(2)
     )
     assert f"added {mini.name}; 3 nodes" in notebook.works(f"%cluster add {mini.name} --code {code}")
+    again = notebook.works(f"%cluster add {mini.name}")
+    assert f"added no node: {mini.name} is there already, %cluster add {mini.name} --count 1 adds one more" in again
     assert mini.name in notebook.works("%cluster peers")

@@ -163,6 +163,8 @@ def test_why_not_suggests_a_similar_name_and_else_the_way_out(network: ExitStack
     assert browser.why_not(name[:-1]) == f"no peer is called {name[:-1]!r}: did you mean {name!r}?"
     assert "notebook-cluster share --name zzz" in browser.why_not("zzz")
     assert "HOST:PORT" in browser.why_not("zzz")
+    assert browser.why_not("192.0.2.7").startswith("192.0.2.7 needs the port that notebook-cluster share shows there")
+    assert browser.why_not("tiger-lamp-42").startswith("'tiger-lamp-42' looks like a code: say the machine's name")
 
 
 def test_closing_without_start_and_twice_is_harmless() -> None:

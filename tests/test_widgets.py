@@ -162,7 +162,8 @@ def test_the_model_of_a_state_is_plain_json() -> None:
     ("changes", "blocked"),
     [
         ({}, ""),
-        ({"condition": "lost"}, ""),
+        ({"condition": "lost"}, "nothing is heard from it"),
+        ({"condition": "lost", "reason": "it is not shared any more"}, "it is not shared any more"),
         ({"condition": "connected"}, "already in the cluster"),
         ({"condition": "untrusted", "trusted": False, "reason": "foreign key"}, "foreign key"),
         ({"condition": "refused", "reason": "speaks protocol 2"}, "speaks protocol 2"),

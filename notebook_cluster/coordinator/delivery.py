@@ -32,6 +32,8 @@ class PeerLink:
         self.portable = False
         self.condition: PeerCondition = "connecting"
         self.reason = ""
+        self.ended = ""
+        """Why its agent has ended, as that said; it may be shared again."""
         self.slept: float | None = None
         """Seconds of its last sleep."""
         self.kept: list[str] = []
@@ -54,6 +56,10 @@ class PeerLink:
 
     def become(self, condition: PeerCondition, reason: str) -> None:
         """What the link's own condition is now."""
+        if condition == "connected":
+            self.ended = ""
+        elif self.ended and condition != "refused":
+            condition, reason = "lost", self.ended
         self.condition, self.reason = condition, reason
         if condition == "connected":
             self.refused.clear()
@@ -72,7 +78,7 @@ class PeerLink:
     @property
     def asleep(self) -> bool:
         """A portable machine of which nothing is heard, without its having closed the connection."""
-        return self.condition == "lost" and self.portable and self.dialer.silent
+        return self.condition == "lost" and self.portable and self.dialer.silent and not self.ended
 
     @property
     def shown(self) -> PeerCondition:

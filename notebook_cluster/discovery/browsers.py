@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import difflib
+import ipaddress
 import logging
 import re
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from notebook_cluster.discovery import records
 from notebook_cluster.discovery.multicast import OLD_RECORDS_STAY, MulticastThread
 from notebook_cluster.discovery.records import FoundCluster, FoundPeer, Record, RecordKind
+from notebook_cluster.security.codes import is_a_new_code
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, Zeroconf
@@ -266,11 +268,23 @@ class Browser(RecordBrowser[FoundPeer]):
         if similar:
             return f"no peer is called {name!r}: did you mean {similar[0]!r}?"
         others = f"found are {', '.join(found)}" if found else "no peer at all is found"
+        if _is_address(name):
+            return f"{name} needs the port that notebook-cluster share shows there: {name}:PORT ({others})"
+        if is_a_new_code(name):
+            return f"{name!r} looks like a code: say the machine's name, and --code {name} behind it ({others})"
         return (
             f"no peer called {name!r} answers{records.IN_GROUP} ({others}): run 'notebook-cluster share --name {name}' "
             "there, on the same network (guest Wi-Fi and firewalls often block mDNS, UDP port 5353), or add it by "
             "HOST:PORT"
         )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class ClusterBrowser(RecordBrowser[FoundCluster]):

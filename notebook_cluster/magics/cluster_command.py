@@ -89,8 +89,12 @@ def _cells(session: NotebookSession, call: Invocation) -> None:
 
 def _add(session: NotebookSession, call: Invocation) -> None:
     cluster = session.require()
+    before = {node.name for node in cluster.state().nodes}
     added = cluster.add(call.argument, call.options.get("count", 0), code=call.options.get("code", ""))
-    what = ", ".join(added) if added else "no node: everything there is in the cluster already"
+    new, there = [name for name in added if name not in before], [name for name in added if name in before]
+    what = ", ".join(new) if new else "no node: everything there is in the cluster already"
+    if there and not new:
+        what = f"no node: {', '.join(there)} is there already, %cluster add {call.argument} --count 1 adds one more"
     _say(f"added {what}; {nodes_of(cluster.state())}")
 
 

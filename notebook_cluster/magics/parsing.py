@@ -15,6 +15,7 @@ from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.magics.grammar import COMMANDS, ON, ON_ALL, PULL, PUSH, Command
 from notebook_cluster.protocol.names import did_you_mean
 from notebook_cluster.protocol.state import NodeView, by_rank
+from notebook_cluster.security.codes import is_a_new_code
 
 _OTHER_WORDS = {
     **dict.fromkeys(("nodes", "list", "ls", "ps", "info"), "%cluster status shows nodes, %cluster peers machines"),
@@ -127,7 +128,8 @@ def _read_option(command: Command, word: str, queue: list[str]) -> tuple[str, An
     option = known.get(typed) or next((one for one in command.options if one.short == typed), None)
     if option is None:
         have = f"There are: {', '.join(known)}" if known else "It has none"
-        raise UsageError(f"{command.prefix}{command.name} has no option {typed}{did_you_mean(typed, known)}. {have}")
+        near = " (did you mean '--count'?)" if typed == "--nodes" and "--count" in known else did_you_mean(typed, known)
+        raise UsageError(f"{command.prefix}{command.name} has no option {typed}{near}. {have}")
     key = option.name.replace("-", "_")
     if option.read is None:
         if equals:
@@ -149,7 +151,11 @@ def _check_arguments(command: Command, arguments: list[str]) -> tuple[str, ...]:
     most = 0 if not command.argument else (len(arguments) if command.argument.endswith("...") else 1)
     if len(arguments) > most:
         below = ", and the code below it" if command is ON_ALL else ""
-        raise UsageError(f"{command.prefix}{command.name} does not take {arguments[most]!r}: {command.usage}{below}")
+        is_code = is_a_new_code(arguments[most]) and any(option.name == "code" for option in command.options)
+        meant = f" (did you mean '--code {arguments[most]}'?)" if is_code else ""
+        raise UsageError(
+            f"{command.prefix}{command.name} does not take {arguments[most]!r}{meant}: {command.usage}{below}"
+        )
     if command.argument and not command.argument.startswith("[") and not arguments:
         what = command.argument.removesuffix("...")
         raise UsageError(f"{command.prefix}{command.name} needs {what}: {command.usage}")

@@ -57,6 +57,12 @@ def new_code() -> str:
     return f"{first}-{second}-{10 + secrets.randbelow(990)}"
 
 
+def is_a_new_code(text: str) -> bool:
+    """Whether ``text`` could be what :func:`new_code` made: typed where a name belongs."""
+    parts = text.casefold().split("-")
+    return len(parts) == 3 and parts[0] in WORDS and parts[1] in WORDS and parts[2].isdigit()
+
+
 def read_code(text: str) -> str:
     """``text`` as somebody typed or read it, in the form of :func:`new_code`: lower case, one ``-`` between parts.
 

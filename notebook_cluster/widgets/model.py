@@ -147,6 +147,8 @@ def _blocked(peer: PeerView) -> str:
         return "connecting"
     if peer.condition == "asleep":
         return "asleep: its nodes come back when it wakes"
+    if peer.condition == "lost":
+        return plain(peer.reason) or "nothing is heard from it"
     if not peer.trusted:
         return plain(peer.reason) or "not trusted: run notebook-cluster share there, it shows a code"
     if peer.condition == "refused":

@@ -13,6 +13,9 @@ from notebook_cluster.protocol.views import RequestError
 from notebook_cluster.security import is_key
 
 START_TIMEOUT = 90.0
+LOST_TIMEOUT = 10.0
+"""Seconds that a node is waited for whose machine was given up; it joins when that is back."""
+_LOOK_PERIOD = 1.0
 MOST_IPC = 200
 """Characters of an ipc address; those of our nodes have about 50."""
 MOST_REASON = 2000
@@ -65,15 +68,23 @@ class Membership:
     async def wait(self, names: list[str]) -> None:
         """Return when these nodes, just ordered, answer. RequestError: why one does not."""
         futures = {name: self._ready[name] for name in names if name in self._ready}
-        late = list(futures)
+        clock = asyncio.get_running_loop().time
+        late, heard, deadline = list(futures), clock(), clock() + START_TIMEOUT
         while late:
-            await asyncio.wait([futures[name] for name in late], timeout=START_TIMEOUT)
+            await asyncio.wait([futures[name] for name in late], timeout=_LOOK_PERIOD)
             late = [name for name, future in futures.items() if not future.done()]
-            # What a kernel replays may take as long as it took then.
-            if not set(late) <= set(self._replaying()):
-                raise RequestError(
-                    f"{', '.join(late)} did not start within {START_TIMEOUT:g} s: see %cluster logs {late[0]}"
-                )
+            nodes = [self._core.state.nodes[name] for name in late if name in self._core.state.nodes]
+            lost = [node.reason for node in nodes if node.condition == "lost"]
+            if len(lost) < len(late):
+                heard = clock()
+            if late and clock() > heard + LOST_TIMEOUT:
+                raise RequestError(f"{', '.join(late)} did not start: {lost[0]}")
+            if late and clock() > deadline:
+                # What a kernel replays may take as long as it took then.
+                if not set(late) <= set(self._replaying()):
+                    why = lost[0] if lost else f"see %cluster logs {late[0]}"
+                    raise RequestError(f"{', '.join(late)} did not start within {START_TIMEOUT:g} s: {why}")
+                deadline = clock() + START_TIMEOUT
         for future in futures.values():
             future.result()
 

@@ -247,7 +247,7 @@ class PeerLinks:
         elif condition == "refused":
             self._core.tell("error", f"{name} refused this cluster: {reason}")
             self._membership.peer_lost(name, f"peer {name} refuses this cluster: {reason}")
-        elif condition == "suspect":
+        elif condition == "suspect" and not link.ended:
             self._core.tell("warning", f"{name} is suspect: nothing heard from it for a moment")
         self._end_for_another()
 
@@ -307,10 +307,13 @@ class PeerLinks:
 
     def on_farewell(self, link: PeerLink, message: p.Farewell) -> None:
         """An agent ends; its kernels have."""
-        link.reason = message.reason
+        reason = message.reason[:MOST_TEXT]
+        link.ended = f"it is not shared any more, {reason}: run notebook-cluster share there again"
+        link.become("lost", link.ended)
         link.released.set()  # a Stop need not wait for it
-        self._membership.peer_gone(link.name, f"agent of {link.name} ended: {message.reason}")
-        self._on_left(link.name, message.reason)
+        self._membership.peer_gone(link.name, f"agent of {link.name} ended: {reason}")
+        self._core.dirty()
+        self._on_left(link.name, reason)
 
     # ---- trust
 
