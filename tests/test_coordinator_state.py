@@ -37,6 +37,7 @@ from notebook_cluster.protocol.views import Output
 from notebook_cluster.rounds.leader import attempts
 from notebook_cluster.rounds.leader import machine as rounds
 from notebook_cluster.rounds.member.state import MemberSettings
+from tests.conftest import wait_until
 from tests.explorer import World
 from tests.fake_cluster import cluster_view
 from tests.in_loop import in_loop, until
@@ -257,6 +258,20 @@ async def test_what_need_not_be_synced_is_so_before_it_is_more_than_nodes_keep(t
         synced.append(not journal._writer._unsynced)
     assert synced.count(True) == 1
     assert journal.close()
+
+
+@in_loop
+async def test_rows_of_another_process_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    first, second = Journal(tmp_path), Journal(tmp_path)
+    for _ in range(3):
+        first.event(e.Stopped(reason="first", time=1.0), durable=True)
+    assert first.flush(10) is None
+    for _ in range(2):
+        second.event(e.Stopped(reason="second", time=2.0), durable=True)
+    wait_until(lambda: "another process writes it too" in str(second.flush(1)), 30, "the second journal to say why")
+    assert not second.close()
+    assert first.close()
+    assert recover(journal_path(tmp_path)).state.stopped == "first"
 
 
 @pytest.mark.parametrize("every_step", [False, True])

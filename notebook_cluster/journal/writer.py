@@ -1,6 +1,7 @@
 """The thread that writes the journal of a run: the only one, with the only connection that writes."""
 
 import contextlib
+import errno
 import logging
 import queue
 import sqlite3
@@ -72,6 +73,8 @@ class Writer(threading.Thread):
         self._unsynced = self._grown = False
         self._rows = 0
         self._level = ""
+        self._shared = False
+        """Rows have the numbers of ours that we have not written: the folder's lock did not keep another one away."""
 
     def put(self, item: PendingRow) -> None:
         self._items.put(item)
@@ -113,12 +116,15 @@ class Writer(threading.Thread):
                     self._connection = open_to_write(self._path, JOURNAL)
                     self._level = ""
                     written = last_row(self._connection)
+                    if self._shared or written > batch[-1].row:
+                        raise OSError(errno.EBUSY, "another process writes it too", str(self._path))
                     batch = [item for item in batch if item.row > written]
                 self._write(batch)
                 self._on_written(batch[-1].row if batch else written)
                 return
             except Exception as error:
                 self._drop_connection()
+                self._shared = self._shared or isinstance(error, sqlite3.IntegrityError)
                 self._on_error(as_os_error(error, self._path.parent))
                 if self._closing.wait(RETRY):
                     return

@@ -77,6 +77,8 @@ class World:
         self.sizes = Sizes(seed)
         self.faults = Faults(self, faults)
         self._starts = 0
+        self._starting = None
+        """A coordinator that was started and has not begun: two in one folder are kept apart by its lock."""
 
     # ---- machines and what runs on them
 
@@ -209,16 +211,17 @@ class World:
             )
             made = Coordinator(settings)
             self.sizes.of_coordinator(made)
-            self.coordinator = (process, made)
+            self.coordinator, self._starting = (process, made), None
             self.checks.coordinator_began(made)
             await made.run()
 
-        process = self.start_process(self.head, f"coordinator {self._starts}", main)
+        process = self._starting = self.start_process(self.head, f"coordinator {self._starts}", main)
         process.on_end.append(self._coordinator_ended)
         return process
 
     def _coordinator_ended(self, process):
         self.say(f"{process} is gone")
+        self._starting = None if self._starting is process else self._starting
         if self.coordinator is not None and self.coordinator[0] is not process:
             return
         self.coordinator = None
@@ -233,7 +236,7 @@ class World:
         shutil.copytree(before, self.runtime, ignore=shutil.ignore_patterns("*-shm", "connection.json"))
 
     def restart_coordinator(self):
-        if self.coordinator is None and not self.checks.over:
+        if self.coordinator is None and self._starting is None and not self.checks.over:
             self.say("the owner's notebook starts the coordinator again")
             self.start_coordinator(resume=True)
 
