@@ -341,6 +341,10 @@ sync.finish()
             "nc.report(accuracy=...) shows another number",
         ),
         ("nc.DiLoCo(model).step(1.0, sample=3)", "'sample': it is sync.step(loss, samples); samples=len(x) is the"),
+        (
+            "nc.DataParallel(model, torch.optim.SGD(model.parameters(), 0.1)).step(1.0, 2, 3)",
+            "4 were given: it is sync.step(loss, samples, grads=)",
+        ),
         ("nc.DiLoCo(model).checkpoint()", "'name': it is sync.checkpoint(name)"),
         ("nc.DiLoCo(model).save('x')", "object has no attribute 'save': sync.checkpoint(NAME) saves one"),
         ("nc.DiLoCo(model).finnish()", "object has no attribute 'finnish': do you mean 'finish'?"),

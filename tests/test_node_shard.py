@@ -149,6 +149,9 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
         (lambda: shard(7), "a int has no length and no"),
         (lambda: shard({"x": 1}), r"a dict has no length and no .*, for example data\['x'\]"),
         (lambda: shard({"x": np.zeros(2), "y": np.ones(2)}), r"for example \(data\['x'\], data\['y'\]\)"),
+        (lambda: shard((np.zeros((9, 2)), [0] * 9)), r"part 1 of the tuple is a list, .* np\.asarray\(\) or torch"),
+        (lambda: shard((np.zeros((9, 2)), [0] * 3)), "part 1 of the tuple is a list"),
+        (lambda: shard((["a text"] * 9, [0] * 9)), r"part 0 of the tuple is a list, .* or list\(zip\(x, y\)\) for a"),
         (lambda: shard([np.zeros((9, 2)), np.zeros(9)]), r"a list of 2 arrays is 2 items. For 9 items .* pass a tuple"),
         (lambda: shard(pandas.DataFrame({"x": [1]})), r"a DataFrame is indexed by labels, .* data\.to_numpy\(\)"),
         (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]

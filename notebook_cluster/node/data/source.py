@@ -238,6 +238,11 @@ def _check_sequence(data: Any) -> None:
             f"shard: a list of {len(data)} arrays is {len(data)} items. For {len(data[0])} items with an element of "
             "each array pass a tuple, as in nc.shard((x, y))"
         )
+    if isinstance(data, tuple) and (place := _list_among_columns(data)) is not None:
+        raise TypeError(
+            f"shard: part {place} of the tuple is a {type(data[place]).__name__}, and a tuple of arrays or tensors is "
+            "divided by their rows: pass np.asarray() or torch.tensor() of it, or list(zip(x, y)) for a list of items"
+        )
     if hasattr(data, "iloc"):
         raise TypeError(
             f"shard: a {type(data).__name__} is indexed by labels, not by position: pass data.to_numpy(), or a tuple "
@@ -255,6 +260,17 @@ def _belong_together(parts: list[Any]) -> bool:
     if len(parts) < 2 or not all(map(is_array, parts)):
         return False
     return len(parts[0]) > 1 and len({len(part) for part in parts}) == 1 and len({part.shape for part in parts}) > 1
+
+
+def _list_among_columns(parts: tuple[Any, ...]) -> int | None:
+    """The place of the first list where some parts are arrays, or all are as long and longer than there are parts:
+    nobody means so few items."""
+    lists = [place for place, part in enumerate(parts) if isinstance(part, list | tuple)]
+    if len(parts) < 2 or not lists or not all(isinstance(part, list | tuple) or is_array(part) for part in parts):
+        return None
+    lengths = {len(part) for part in parts}
+    meant = len(lists) < len(parts) or (len(lengths) == 1 and lengths.pop() > len(parts))
+    return lists[0] if meant else None
 
 
 def _batch(data: Any, indices: list[int]) -> Any:

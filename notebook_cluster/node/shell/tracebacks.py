@@ -168,7 +168,8 @@ def _sync_classes() -> dict[str, type]:
 
 def _explain_method(error: TypeError, said: re.Match[str], of: type, unknown: str) -> None:
     """Of a sync object, which has the name that the documentation gives it."""
-    placed = list(inspect.signature(getattr(of, said[3])).parameters)[1:]
+    parameters = list(inspect.signature(getattr(of, said[3])).parameters.values())[1:]
+    placed = [f"{one.name}=" if one.kind is one.KEYWORD_ONLY else one.name for one in parameters]
     meant = f"nc.report({unknown}=...) shows another number" if said[3] == "step" and unknown else ""
     meant = _OF_STEP.get(unknown, meant) if said[3] == "step" else meant
     text = str(error).replace(f"{said[1]}{said[3]}()", f"sync.{said[3]}()", 1)
