@@ -374,8 +374,9 @@ def test_a_metric_in_the_place_of_samples_is_told_and_counted(cluster: Cluster) 
 
 
 def test_a_function_of_the_users_own_is_not_taken_for_one_of_the_package(cluster: Cluster) -> None:
-    own = "class Own:\n    def step(self, x): pass\ndef report(x): pass\nfrom notebook_cluster import shard\n"
-    for call in ("report()", "Own().step()", "Own().save", "shard([1], 2, 3)"):
+    own = "class DeMo:\n    def step(self, x): pass\n    def forward(self): pass\ndef report(x): pass\n"
+    own += "from notebook_cluster import shard\nnc.DeMo(network(0), lr=1.0).finish()\n"
+    for call in ("report()", "DeMo().step()", "DeMo().forward(1)", "DeMo().save", "shard([1], 2, 3)"):
         ended, outputs = cluster.run(own + call)
         assert {result.status for result in ended.results.values()} == {"error"}
         text = text_of(outputs, "local")

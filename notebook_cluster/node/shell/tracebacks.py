@@ -151,9 +151,9 @@ def explain(error: BaseException, traceback: TracebackType | None) -> None:
         if meant:
             error.args = (f"{error}: {meant}",)
     elif isinstance(error, TypeError) and (said := _CALLED.match(str(error))) is not None:
-        unknown = _UNEXPECTED.search(str(error))
-        if said[2] in kinds and said[3] != "__init__":
-            _explain_method(error, said, kinds[said[2]], unknown[1] if unknown is not None else "")
+        unknown, of = _UNEXPECTED.search(str(error)), kinds.get(said[2])
+        if said[3] != "__init__" and hasattr(of, said[3]) and _names(traceback).get(said[2], of) is of:
+            _explain_method(error, said, of, unknown[1] if unknown is not None else "")
         else:
             _explain_call(error, said[2] or said[3], traceback, unknown[1] if unknown is not None else "")
 
@@ -166,7 +166,7 @@ def _sync_classes() -> dict[str, type]:
     return {one.__name__: one for one in found}
 
 
-def _explain_method(error: TypeError, said: re.Match[str], of: type, unknown: str) -> None:
+def _explain_method(error: TypeError, said: re.Match[str], of: Any, unknown: str) -> None:
     """Of a sync object, which has the name that the documentation gives it."""
     parameters = list(inspect.signature(getattr(of, said[3])).parameters.values())[1:]
     placed = [f"{one.name}=" if one.kind is one.KEYWORD_ONLY else one.name for one in parameters]
@@ -182,9 +182,15 @@ def _last(traceback: TracebackType) -> TracebackType:
     return traceback
 
 
+def _names(traceback: TracebackType | None) -> dict[str, Any]:
+    """What names mean where it was raised."""
+    frame = _last(traceback).tb_frame if traceback is not None else None
+    return frame.f_globals | frame.f_locals if frame is not None else {}
+
+
 def _goes_through_a_shard(traceback: TracebackType | None) -> bool:
     line, place = _last_line(traceback), f"{_PACKAGE}node.namespace.shard"
-    names = _last(traceback).tb_frame.f_globals | _last(traceback).tb_frame.f_locals if traceback is not None else {}
+    names = _names(traceback)
     return "nc.shard(" in line or any(type(names.get(word)).__module__ == place for word in re.findall(r"\w+", line))
 
 
@@ -202,9 +208,7 @@ def _explain_call(error: TypeError, name: str, traceback: TracebackType | None, 
     nc = sys.modules[_PACKAGE.rstrip(".")]
     if name not in nc.__all__ or traceback is None:
         return
-    frame = _last(traceback).tb_frame
-    is_named = f"nc.{name}(" in _last_line(traceback)
-    if not is_named and (frame.f_globals | frame.f_locals).get(name) is not getattr(nc, name):
+    if f"nc.{name}(" not in _last_line(traceback) and _names(traceback).get(name) is not getattr(nc, name):
         return  # somebody's own function, of the same name
     parameters = inspect.signature(getattr(nc, name)).parameters.values()
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
