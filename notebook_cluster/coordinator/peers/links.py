@@ -269,6 +269,9 @@ class PeerLinks:
 
     def on_described(self, link: PeerLink, info: p.PeerInfo) -> None:
         """An agent says what its machine is: the peer can be used from now on."""
+        if link.ended:  # it is shared again, before its silence was noticed
+            link.become("connected", "")
+            link.dialer.send(p.AskInventory())
         link.info = info
         link.portable = info.portable
         link.released.clear()
