@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import difflib
-import ipaddress
 import logging
 import re
 import threading
@@ -268,7 +267,7 @@ class Browser(RecordBrowser[FoundPeer]):
         if similar:
             return f"no peer is called {name!r}: did you mean {similar[0]!r}?"
         others = f"found are {', '.join(found)}" if found else "no peer at all is found"
-        if _is_address(name):
+        if records.is_host(name):
             return f"{name} needs the port that notebook-cluster share shows there: {name}:PORT ({others})"
         if is_a_new_code(name):
             return f"{name!r} looks like a code: say the machine's name, and --code {name} behind it ({others})"
@@ -277,14 +276,6 @@ class Browser(RecordBrowser[FoundPeer]):
             "there, on the same network (guest Wi-Fi and firewalls often block mDNS, UDP port 5353), or add it by "
             "HOST:PORT"
         )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class ClusterBrowser(RecordBrowser[FoundCluster]):

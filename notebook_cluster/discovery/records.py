@@ -191,7 +191,7 @@ def parse(
         raise ValueError(f"its pairing port {pairing_port} is not between 0 and 65535")
     if port is None or not 0 < port < 65536:
         raise ValueError(f"its port {port} is not between 1 and 65535")
-    usable = tuple(host for host in hosts[:_MAX_HOSTS] if _is_host(host))
+    usable = tuple(host for host in hosts[:_MAX_HOSTS] if is_host(host))
     if not usable:
         raise ValueError(f"none of its addresses can be dialled: {', '.join(hosts[:_MAX_HOSTS]) or 'it has none'}")
     texts = {text: clean_text(_value(values, text)) for text in kind.texts}
@@ -208,7 +208,7 @@ def _number(text: str, what: str) -> int:
     return int(text)
 
 
-def _is_host(text: str) -> bool:
+def is_host(text: str) -> bool:
     """True for the address of one machine (not a group, not "any")."""
     try:
         address = ipaddress.IPv4Address(text)

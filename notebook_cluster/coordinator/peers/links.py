@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from notebook_cluster.coordinator.core import LOCAL, Core
 from notebook_cluster.coordinator.delivery import Delivery, PeerLink
 from notebook_cluster.coordinator.nodes.membership import Membership
 from notebook_cluster.coordinator.peers.kept_choice import MOST_FOLDER, kept_line
+from notebook_cluster.doctor.findings import is_ipv4
 from notebook_cluster.journal import events as e
 from notebook_cluster.link import Dialer, InboundListener
 from notebook_cluster.peering.candidates import FoundBy, Trust
@@ -278,7 +278,7 @@ class PeerLinks:
         devices = [
             (d.id[:MOST_TEXT], d.name[:MOST_TEXT], d.memory_bytes, d.unified) for d in info.devices[:MOST_DEVICES]
         ]
-        hosts = [host for host in info.hosts[:MOST_HOSTS] if _is_ipv4(host)]
+        hosts = [host for host in info.hosts[:MOST_HOSTS] if is_ipv4(host)]
         self._core.record(
             e.PeerDescribed(
                 name=link.name, machine=info.machine[:MOST_TEXT], hosts=hosts, devices=devices, portable=info.portable
@@ -349,11 +349,3 @@ class PeerLinks:
             link.become("lost", reason)
             link.dialer.send(p.Release())
             self._core.spawn(link.dialer.close())
-
-
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True

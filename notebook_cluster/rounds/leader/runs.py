@@ -4,6 +4,8 @@ Each node numbers them as its code comes to them, so a run is the same one on al
 registers for a later one waits until this one is over on every node that can still be reached; who comes to one that is
 over is told so, passes it, and takes part in the next. Running the cell again begins with run 1 of a later cell.
 No number is left out: a node that could not even register in a run is in a later one before the others are in this.
+
+:func:`described_settings` says with what a run trains.
 """
 
 from notebook_cluster.journal.records import LaterRecord
