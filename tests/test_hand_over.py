@@ -16,7 +16,7 @@ from notebook_cluster.protocol.hand_over import HandOver
 from notebook_cluster.protocol.heads import MOVED_FILE
 from notebook_cluster.protocol.interaction import InputRequested
 from notebook_cluster.security import runtime_directory
-from tests.cluster import Watcher, kill, run, running_cluster
+from tests.cluster import Watcher, kill, run, running_cluster, stopped
 from tests.conftest import wait_until
 from tests.full_disk import small_disk
 from tests.strangers import Stranger, Strangers
@@ -237,6 +237,17 @@ def test_where_a_disk_is_full_it_is_led_from_where_it_was(strangers: Strangers, 
             watcher.wait_end(60)
             counted_whole(watcher, mini)
         mini.end()
+
+
+def test_a_cluster_that_came_back_ends_when_who_led_it_answers_no_more(strangers: Strangers) -> None:
+    """It was to be told that its part is over; ``stop`` gives up after 30 s."""
+    mini = strangers("mini")
+    with running_cluster("lesson", local=1) as cluster:
+        cluster.add(mini.name, code=mini.code)
+        cluster.hand_over(mini.name)
+        assert cluster.hand_over("local") == ""
+        with stopped(mini.process.pid):
+            cluster.stop()
 
 
 def test_what_cannot_be_handed_over_says_why_and_goes_on_from_where_it_was(strangers: Strangers) -> None:

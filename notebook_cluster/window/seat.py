@@ -4,6 +4,7 @@ When the cluster is handed over it goes from one to the other, and its views sta
 import asyncio
 import logging
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 FOLLOW_S = 15.0
 """For agents to follow the coordinator here, before the grant of the head is taken back from the others."""
 LOOK_S = 0.1
+GOODBYE_S = 5.0
+"""When the cluster has ended: for what the last hand over has left to do. Who does not hear of it has its grant end."""
 
 Role = Coordinator | Window
 """What this process is for its views."""
@@ -82,7 +85,9 @@ class Seat:
         if self._notices is not None:
             self._notices.close()
         if self._after is not None:
-            await self._after
+            await asyncio.wait({self._after}, timeout=GOODBYE_S)
+            self._after.cancel()
+            await asyncio.gather(self._after, return_exceptions=True)
 
     def _first(self) -> Role:
         if self._window_settings.head:
@@ -257,23 +262,30 @@ class Seat:
         agent = read_own_agent(self._runtime)
         keys = [*window.owner.granted(), *([agent.public_key] if agent is not None else [])]
         try:
-            await asyncio.wait_for(self._followed(keys, coordinator), FOLLOW_S)
-        except TimeoutError:
-            log.warning("not all agents have followed the coordinator here within %g s", FOLLOW_S)
-        if agent is not None:
-            await window.follow(agent, "", "")
-        try:
+            if not await self._followed(keys, coordinator):
+                log.warning("not all agents have followed the coordinator here within %g s", FOLLOW_S)
+            if agent is not None and not coordinator.ending.closing():  # it ends with the cluster
+                await window.follow(agent, "", "")
             await forget_moved(window.head.link, self._cluster)
         except RequestError as error:
             log.warning("%s", error)
-        await window.discard([key for key in window.owner.granted() if not coordinator.links.is_waited_for(key)])
-        (self._runtime / MOVED_FILE).unlink(missing_ok=True)
+        except Exception:
+            log.exception("not all is done that the hand over had left to do")
+        finally:
+            await window.discard([key for key in window.owner.granted() if not coordinator.links.is_waited_for(key)])
+            (self._runtime / MOVED_FILE).unlink(missing_ok=True)
 
     @staticmethod
-    async def _followed(keys: list[str], coordinator: Coordinator) -> None:
-        await coordinator.begun.wait()
-        while any(coordinator.links.is_waited_for(key) for key in keys):  # noqa: ASYNC110
+    async def _followed(keys: list[str], coordinator: Coordinator) -> bool:
+        """Whether they all have, when that is known: nobody follows one that ends."""
+        deadline = time.monotonic() + FOLLOW_S
+        while not coordinator.ending.closing():
+            if coordinator.begun.is_set() and not any(coordinator.links.is_waited_for(key) for key in keys):
+                return True
+            if time.monotonic() > deadline:
+                return False
             await asyncio.sleep(LOOK_S)
+        return True
 
 
 async def _answer(role: Role, view: View, request: Request, error: str, led: str) -> None:
