@@ -16,7 +16,7 @@ from notebook_cluster.rounds.member.state import MemberSettings, most_kept
 from notebook_cluster.rounds.numerics import vectors
 from notebook_cluster.rounds.numerics.fragments import Fragments
 from notebook_cluster.rounds.numerics.momentum import converted
-from notebook_cluster.rounds.numerics.outer import float_bits, state_hash
+from notebook_cluster.rounds.numerics.outer import float_bits, outer_step, state_hash
 from tests.test_member import (
     BASE,
     OUTER,
@@ -85,6 +85,20 @@ def mean_frame(index: int, data: bytes) -> m.Frame:
     return frame("b", "mean", index, data)
 
 
+def stepped_by_hand(
+    fragments: Fragments, theta: np.ndarray, momentum: np.ndarray, mu: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """(theta, momentum) after the round of :func:`stepped`, as copies of the whole, in which a fragment differs."""
+    wire, fragment = fragments.wire(1), fragments.of_round(1)
+    before = fragments.take(theta, fragment), fragments.take(momentum, fragment)
+    ours, theirs = (wire.decode(wire.encode(noise(wire.count, seed))) for seed in (3, 4))
+    mean = np.float32(0.5) * ours + np.float32(0.5) * theirs if fragments.all_gather else ours.copy()  # as sent there
+    after = theta.copy(), momentum.copy()
+    for whole, elements in zip(after, outer_step(*before, mean, 0.5, mu, OUTER.nesterov, wire.buffers), strict=True):
+        fragments.put(whole, fragment, elements)
+    return after
+
+
 CASES = [
     ("float32", False, 0.9), ("float32", False, 0.0), ("int8", False, 0.9), ("int4", False, 0.9), ("bf16", False, 0.9),
     ("sparse", True, 0.0), ("topk-256", False, 0.0), ("randomk", False, 0.0), ("float32", False, 0.9, 3),
@@ -97,8 +111,10 @@ def test_the_state_is_the_one_that_is_computed_aside_bit_for_bit(case: tuple) ->
     codec, over_senders, mu, count = (*case, 1)[:4]
     parameters = 5 * next_state._GROUP + 3 * get_codec(codec).block + 11
     how = {"over_senders": over_senders, "mu": mu, "count": count}
-    aside, _, _ = stepped(codec, parameters, in_place_from=1 << 30, **how)
+    aside, theta, momentum = stepped(codec, parameters, in_place_from=1 << 30, **how)
     (expected,) = messages(aside.effects, Prepared)
+    if count > 1:  # never aside as a whole
+        assert expected.state_hash == state_hash(*stepped_by_hand(aside.state.fragments, theta, momentum, mu))
     for alone in (False, True):
         node, theta, momentum = stepped(codec, parameters, in_place_from=0, **how)
         (prepared,) = messages(node.effects, Prepared)
@@ -120,6 +136,15 @@ def test_a_model_of_gradients_or_with_one_optimizer_for_all_is_not_stepped_in_pl
         assert not next_state.is_large(state)
     state.fragments = Fragments("int8", 4096)
     assert next_state.is_large(state)
+
+
+def test_a_small_model_in_fragments_has_no_second_state_beside_it() -> None:
+    node, theta, momentum = stepped("int8", 4096, in_place_from=MemberSettings().in_place_from, count=3)
+    exchange = node.state.exchange
+    part = node.state.fragments.wire(1).count
+    assert exchange.in_place
+    assert (exchange.theta.size, exchange.momentum.size) == (part, part)
+    assert part < theta.size == momentum.size
 
 
 @pytest.mark.parametrize("alone", [False, True])

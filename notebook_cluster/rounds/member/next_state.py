@@ -2,7 +2,7 @@
 
 Of a small model it is computed aside, as the means come, and swapped in at COMMIT. Of a large one that would be two
 more vectors of the model's size: so it is computed in groups of elements twice, first only to know its hash, and at
-COMMIT where the state is. Of a large one in fragments only the fragment of the round is aside until then.
+COMMIT where the state is. Of any in fragments only the fragment of the round is aside until then.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ class ChangedError(RuntimeError):
 
 
 def is_large(state: MemberState) -> bool:
-    """Whether the next state is only hashed until COMMIT."""
+    """Whether the next state is only hashed until COMMIT, or in fragments."""
     fragments = state.fragments
     if fragments is None or fragments.gradients or fragments.central_optimizer or fragments.descent is not None:
         return False
     settings = state.settings
     least = settings.in_files_from if vectors.is_in_file(state.theta) else settings.in_place_from
-    return fragments.size >= least
+    return fragments.count > 1 or fragments.size >= least
 
 
 def next_hash(state: MemberState, exchange: Exchange) -> str:
@@ -122,8 +122,8 @@ _GROUP = 2 * CHUNK
 
 
 def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
-    """(theta, momentum) after the round whose means are all in ``exchange``, a copy, as new arrays; without slices as
-    they were. Only the fragment of that round differs.
+    """(theta, momentum) of a model in one fragment after the round whose means are all in ``exchange``, a copy, as new
+    arrays; without slices as they were.
 
     Raises:
         DamagedError: no codec writes such means.
@@ -141,13 +141,7 @@ def computed(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:
         return exchange.theta, exchange.momentum
     if fragments.central_optimizer:
         return _mean(fragments, exchange), state.momentum
-    stepped, fragment = _stepped_fragment(state, exchange), fragments.of_round(seal.round)
-    if fragments.count == 1:
-        return stepped
-    theta, momentum = vectors.copy(state.theta), vectors.copy(state.momentum)
-    fragments.put(theta, fragment, stepped[0])
-    fragments.put(momentum, fragment, stepped[1])
-    return theta, momentum
+    return _stepped_fragment(state, exchange)
 
 
 def _stepped_fragment(state: MemberState, exchange: Exchange) -> tuple[Vector, Vector]:

@@ -108,8 +108,8 @@ def costs_of(
     boundary = (overlap or several) * part + lossy * (overlap or several or not later) * part
     working = lossy * min(part, _TEMPORARY) + fragments.all_gather * part // (4 * nodes)
     aside = 0 if several or fragments.size >= (settings.in_files_from if disk else settings.in_place_from) else state
-    stepping = working + aside + overlap * 2 * whole + several * 5 * part
-    round_open = boundary + several * part + wire + wire * apart // nodes + mean + stepping
+    stepping = working + aside + overlap * 2 * whole + several * 4 * part
+    round_open = boundary + wire + wire * apart // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part
     applied = boundary + mean + overlap * 2 * whole + late
     sent = sum(one.size for one in fragments.wires) * (nodes - 1) // nodes
