@@ -228,6 +228,18 @@ def test_what_torch_says_on_a_node_is_told_with_the_way_out(name, value, hint):
     assert hint in line
 
 
+def test_an_error_of_a_data_loaders_worker_is_told_with_what_was_raised_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("1.png").write_text("1")
+    raised = "FileNotFoundError: [Errno 2] No such file or directory: '1.png'"
+    frames = '  File "/lib/fetch.py", line 52, in fetch\n    data = [self.dataset[idx]]\n' * 9
+    caught = "Caught FileNotFoundError in DataLoader worker process 0"
+    value = f"{caught}.\nOriginal Traceback (most recent call last):\n{frames}{raised}\n"
+    line = told(value, "FileNotFoundError")
+    assert line.startswith(f"  desk: FileNotFoundError: {caught}: {raised}")
+    assert line.endswith("%cluster send 1.png brings it into the node's")
+
+
 def test_a_module_that_a_node_lacks_is_told_with_how_it_gets_there(tmp_path, monkeypatch):
     def lacks(value):
         return told(value, "ModuleNotFoundError")

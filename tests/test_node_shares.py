@@ -333,6 +333,15 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
         def __init__(self, targets: Any) -> None:
             self.targets = targets
 
+    class Files(Pictures):
+        """Of one's own; ``files`` as a disk lists them."""
+
+        def __init__(self, files: list[str]) -> None:
+            self.files, self.cache, self.means = files, [None] * len(files), [0.1, 0.2, 0.3]
+
+        def __len__(self) -> int:
+            return len(self.files)
+
     random = np.random.default_rng(0)
     rows, floats = random.integers(0, 255, (50, 28, 28), np.uint8), random.normal(size=(50, 3))
     labels = random.permutation(50)
@@ -344,6 +353,7 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
         ((floats, labels), (floats + 1e-9, labels)),
         (torch.utils.data.TensorDataset(torch.from_numpy(labels)), (torch.from_numpy(labels),)),
         (["/home/ana/1.png", "/home/ana/2.png"], [r"C:\data\1.png", r"C:\data\2.png"]),
+        (Files(["/home/ana/1.png", "/home/ana/2.png"]), Files(["/data/1.png", "/data/2.png"])),
         (Pictures(labels.tolist()), Pictures(torch.from_numpy(labels))),
         (subset(Pictures([1, 2, 3]), [2, 0]), subset(Pictures([1, 2, 3]), torch.tensor([2, 0]))),
         ([(floats, 1), (floats, 2)], [(None, 1), (None, 2)]), ([{"a": 1, "b": 0.1}], [{"b": 0.2, "a": 1}]),
@@ -354,6 +364,7 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
     unlike: list[tuple[Any, Any]] = [
         (rows, rows[::-1]), (labels, random.permutation(50)), ((floats, labels), (floats, labels[::-1])),
         (["1.png", "2.png"], ["2.png", "1.png"]), (Pictures([1, 2]), Pictures([2, 1])),
+        (Files(["1.png", "2.png"]), Files(["2.png", "1.png"])),
         (table, table.shuffle(seed=3)), (table.shuffle(seed=3), table.shuffle(seed=4)),
         ([{"text": "a"}, {"text": "b"}], [{"text": "b"}, {"text": "a"}]),
         (subset(floats, [2, 0]), subset(floats, [0, 2])), (subset(labels, [0, 1]), subset(labels[::-1], [0, 1])),

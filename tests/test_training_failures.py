@@ -16,7 +16,7 @@ from notebook_cluster.protocol.mesh import JobFrame
 from notebook_cluster.protocol.rounds import Applied, Arrived, LeftRounds
 from notebook_cluster.protocol.runs import Joined
 from tests.cluster_in_process import POINTS, Cluster, Killed, Node, stepped  # noqa: F401
-from tests.test_training import NAMES, assert_equal_models, batch, build, flat, train
+from tests.test_training import NAMES, assert_equal_models, batch, build, flat, loss_of, train
 
 pytestmark = pytest.mark.usefixtures("stepped")
 
@@ -321,6 +321,41 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
             (error,) = cluster.run(lambda node, kind=kind: cell(node, kind)).values()
             assert isinstance(error, ValueError)
             assert "optimizer=Adam steps no parameter of this Sequential" in str(error)
+
+
+def test_an_optimizer_that_steps_more_than_the_model_is_refused_where_its_steps_are_those_of_all(
+    tmp_path: Path,
+) -> None:
+    def cell(node: Node) -> nn.Module:
+        model, temperature = build(), nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.Adam([*model.parameters(), temperature])
+        nc.DiLoCo(model, name="alone", optimizer=optimizer)  # the other may have a sync object of its own
+        nc.DataParallel(model, optimizer)
+        return model
+
+    with Cluster(NAMES[:1], tmp_path) as cluster:
+        (error,) = cluster.run(cell).values()
+        assert isinstance(error, ValueError)
+        assert str(error).startswith("optimizer=Adam: one of its parameters is not in this Sequential (shape ()) and")
+
+
+def test_layers_that_are_unfrozen_in_mid_training_are_named(tmp_path: Path) -> None:
+    def cell(node: Node) -> nn.Module:
+        model = build()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sync = nc.DataParallel(model, optimizer)
+        for step in range(4):
+            if step == 2:
+                model[0].requires_grad_(True)
+            loss_of(model, batch(step)).backward()
+            sync.step(samples=8)
+        return model
+
+    with Cluster(NAMES[:1], tmp_path) as cluster:
+        (error,) = cluster.run(cell).values()
+        assert isinstance(error, ValueError)
+        assert "'0.bias'" in str(error)
 
 
 @pytest.mark.parametrize("mode", ["allreduce", "server"])

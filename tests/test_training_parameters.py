@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,9 @@ from torch import nn
 from notebook_cluster.codecs import Vector
 from notebook_cluster.training.checkpointing.optimizer_bytes import OptimizerBytesError, pack, unpack
 from notebook_cluster.training.models.parameters import Parameters
+from notebook_cluster.training.models.torch_frozen import buffers_to_compare
 from notebook_cluster.training.models.torch_parameters import TorchParameters
+from notebook_cluster.values.content_hash import content_hash, feed_array
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e5m2")
 
@@ -294,6 +297,19 @@ def test_peft_is_known_by_its_types(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(module, kind.__name__, kind)
         monkeypatch.setitem(sys.modules, home, module)
     assert names(PeftModel(Inner())) == OWN_NAMES
+
+
+def test_tensors_that_were_compared_may_still_be_resized() -> None:
+    model = nn.Linear(2, 3)
+    model.register_buffer("seen", torch.zeros(4, dtype=torch.int64))
+    model.register_buffer("scales", torch.zeros(1000, 1000))
+    compared = {one.name: one for one in buffers_to_compare(model)}
+    assert {name: sum(piece.size for piece in one.pieces()) for name, one in compared.items() if one.pieces} == {
+        "seen": 32, "scales": 4_000_000,
+    }  # fmt: skip
+    assert content_hash(time.monotonic() + 60, lambda state: feed_array(state, model.seen))
+    assert model.seen.resize_(8).shape == (8,)
+    assert model.scales.resize_(1000, 1001).shape == (1000, 1001)
 
 
 def test_two_tensors_that_would_be_called_alike_keep_their_own_names() -> None:

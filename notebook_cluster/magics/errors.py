@@ -229,5 +229,9 @@ def _missing_file(result: NodeResult) -> str:
 
 
 def _one_line(text: str) -> str:
+    """Of an error that has another one's traceback in it, as that of a DataLoader's worker, what was raised there."""
+    head, mark, rest = text.partition("Original Traceback (most recent call last):")
+    if mark and rest.strip():
+        text = f"{head.strip().rstrip('.:')}: {rest.strip().splitlines()[-1]}"
     text = " ".join(text.split())
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."

@@ -87,12 +87,14 @@ def _numpy_reader(value: Any, large: bool) -> Callable[[int, int], bytes]:
 
 
 def _torch_reader(value: Any, large: bool) -> Callable[[int, int], Any]:
+    import numpy
     import torch
 
     if value.layout is not torch.strided or (large and not value.is_contiguous()):
         raise ValueError("it has no bytes in a row")
     flat = value.detach().resolve_conj().resolve_neg().reshape(-1)
-    return lambda start, stop: flat[start:stop].cpu().contiguous().view(torch.uint8).numpy()
+    # numpy() of what lies in a tensor's memory would keep resize_() from it from then on
+    return lambda start, stop: numpy.from_dlpack(flat[start:stop].cpu().contiguous().view(torch.uint8))
 
 
 def _mlx_reader(value: Any, large: bool) -> Callable[[int, int], bytes]:

@@ -164,7 +164,7 @@ class Executions:
             node=run.node,
             status=status,
             error_name=str(reply.get("ename", "")),
-            error_value=str(reply.get("evalue", ""))[:2000],
+            error_value=_both_ends(str(reply.get("evalue", ""))),
             user_expressions=reply.get("user_expressions", {}),
         )
         self._close(run, event)
@@ -181,6 +181,11 @@ class Executions:
             run.done.set_result(event.status)
         if not run.replay:
             self._on_ended(event)
+
+
+def _both_ends(text: str) -> str:
+    """At most 2,000 characters: an error with another one's traceback in it says at its end what that one was."""
+    return text if len(text) <= 2000 else f"{text[:997]} ... {text[-998:]}"
 
 
 def _was_interrupted(reply: dict[str, Any]) -> bool:

@@ -95,8 +95,17 @@ def _told(data: Any) -> Iterator[Any]:
         for name in sorted(rows.column_names):
             if some := list(_plain(rows[name].to_pylist())):
                 yield some
-    elif "targets" in getattr(data, "__dict__", {}):  # as torchvision's have it; nothing that is computed
-        yield from _told(data.targets)
+    else:  # of torchvision's the targets, of a class of one's own what it has for each element; nothing is computed
+        for name, held in sorted(getattr(data, "__dict__", {}).items()):
+            if (isinstance(held, list | tuple) or is_array(held)) and (name == "targets" or len(held) == _length(data)):
+                yield from _told(held)
+
+
+def _length(data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        return -1
 
 
 def _plain(item: Any) -> Iterator[str | int]:

@@ -22,7 +22,8 @@ def check_optimizer(optimizer: Any) -> Any:
     of_torch = hasattr(optimizer, "state_dict") and hasattr(optimizer, "param_groups")
     if optimizer is not None and not of_torch and not is_mlx_optimizer(optimizer):
         name = type(optimizer).__name__
-        raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out")
+        one = ": one optimizer can have several groups of parameters" if isinstance(optimizer, list | tuple) else ""
+        raise TypeError(f"optimizer={name}: pass a torch.optim optimizer, one of mlx.optimizers, or leave it out{one}")
     return optimizer
 
 
@@ -37,6 +38,25 @@ def check_trains(optimizers: Sequence[Any], model: Any) -> None:
             f"optimizer={type(optimizers[0]).__name__} steps no parameter of this {type(model).__name__}: it was made "
             "for another model, or for this one before it was made anew; make the optimizer from model.parameters() "
             "again, before the sync object"
+        )
+
+
+def check_steps_only(optimizer: Any, model: Any) -> None:
+    """Raises:
+    ValueError: the torch ``optimizer`` steps trained parameters that the ``model`` has not: each node would step those
+        with gradients of its own.
+    """
+    named = getattr(model, "named_parameters", None)
+    groups = getattr(optimizer, "param_groups", []) if callable(named) else []
+    own = {id(one) for _, one in named()} if callable(named) else set()
+    others = [one for group in groups for one in group["params"] if one.requires_grad and id(one) not in own]
+    if others and len(others) < sum(one.requires_grad for group in groups for one in group["params"]):
+        many = f"{len(others)} of its parameters are" if len(others) > 1 else "one of its parameters is"
+        shapes = ", ".join(str(tuple(one.shape)) for one in others[:3]) + (", ..." if len(others) > 3 else "")
+        raise ValueError(
+            f"optimizer={type(optimizer).__name__}: {many} not in this {type(model).__name__} (shape {shapes}) and "
+            "would differ between the nodes: put all that it steps into one model, as torch.nn.ModuleList([a, b]) or "
+            "as an attribute, or make an optimizer for each model"
         )
 
 

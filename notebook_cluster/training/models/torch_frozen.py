@@ -66,22 +66,27 @@ def _unmade(tensor: "torch.Tensor") -> bool:
 
 def _mark(tensor: "torch.Tensor") -> tuple[Any, ...] | None:
     """Writing through ``tensor.data`` counts no version, so some of the elements are looked at as well."""
-    import torch
-
     try:
         if not tensor.is_contiguous() or not tensor.numel():
             return None
         flat = tensor.detach().view(-1)
-        some = flat[:: max(flat.numel() // _SAMPLED, 1)].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        some = bytes_in(flat[:: max(flat.numel() // _SAMPLED, 1)]).tobytes()
         return tensor.data_ptr(), tensor._version, str(tensor.device), tensor.dtype, tuple(tensor.shape), some
     except (RuntimeError, TypeError, ValueError):
         return None
 
 
-def _pieces(tensor: "torch.Tensor") -> Iterator[Any]:
-    """Some rows at a time: no more is copied of a tensor that does not lie in a row, or not in main memory."""
+def bytes_in(tensor: "torch.Tensor") -> Any:
+    """A flat array. By way of DLPack, for ``numpy()`` of what lies in a tensor's memory keeps ``resize_()`` from it
+    from then on."""
+    import numpy
     import torch
 
+    return numpy.from_dlpack(tensor.cpu().contiguous().view(torch.uint8)).reshape(-1)
+
+
+def _pieces(tensor: "torch.Tensor") -> Iterator[Any]:
+    """Some rows at a time: no more is copied of a tensor that does not lie in a row, or not in main memory."""
     if not tensor.numel():
         return
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -92,4 +97,4 @@ def _pieces(tensor: "torch.Tensor") -> Iterator[Any]:
         return
     step = max(PIECE // max(size, 1), 1)
     for start in range(0, rows.shape[0], step):
-        yield rows[start : start + step].cpu().contiguous().view(torch.uint8).numpy()
+        yield bytes_in(rows[start : start + step])

@@ -119,4 +119,7 @@ def check_usable(name: str, tensor: "torch.Tensor") -> None:
             "ordinary tensors (without fully_shard or parallelize_module)"
         )
     if not tensor.is_floating_point():
-        raise ValueError(f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged")
+        way_out = "; torch.view_as_real(values) is two real ones" if tensor.is_complex() else ""
+        raise ValueError(
+            f"parameter {name!r} is {tensor.dtype}: only real floating point parameters can be averaged{way_out}"
+        )

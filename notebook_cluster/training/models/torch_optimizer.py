@@ -40,7 +40,8 @@ def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
         if key not in _steps_here and refuses():
             raise ValueError(
                 f"{name}.step() was called, and sync.step() of nc.DataParallel makes the step of all nodes: leave "
-                "optimizer.step() and optimizer.zero_grad() out"
+                "optimizer.step() out (and optimizer.zero_grad(), unless another model's loss leaves gradients in this "
+                "one, as a GAN's does: then before backward())"
             )
 
     if optimizer in _watched:

@@ -25,7 +25,7 @@ from notebook_cluster.training.background.worker import Notice
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
-from notebook_cluster.training.models import check_optimizer, refuse_other_steps
+from notebook_cluster.training.models import check_optimizer, check_steps_only, refuse_other_steps
 from notebook_cluster.training.models.parameters import NO_GRADIENT, WithGradients
 from notebook_cluster.training.models.torch_optimizer import check_unscaled, watch_scalers
 from notebook_cluster.training.settings.arguments import (
@@ -95,6 +95,7 @@ class DataParallel(RoundSync):
         if not isinstance(scale_lr, bool):
             raise ValueError(f"scale_lr={scale_lr!r}: use True or False")
         self._user_optimizer = check_optimizer(optimizer)
+        check_steps_only(optimizer, model)
         self._accumulate = check_steps("accumulate", accumulate)
         self._mode = check_mode(mode)
         exact_every = 0 if resend is None else check_steps("resend", resend) + 1
@@ -183,6 +184,7 @@ class DataParallel(RoundSync):
         """Tell the background what this node's optimiser made of the last round: joiners and checkpoints take that."""
         if self._mode == SERVER:  # it is what was committed
             return
+        self._replica.parameters.check()
         self._job.post_event(types.Advance(self._replica.round, self._replica.parameters.read()))
 
     def checkpoint(self, name: str) -> Path | None:
