@@ -201,8 +201,13 @@ def test_the_next_run_does_not_wait_for_a_node_that_passes():
 def test_a_node_that_joins_the_only_run_after_the_others_have_finished_it_takes_part():
     cluster = finished()
     restarted(cluster)
-    answer = sent(next_run(cluster, "c", run=1), runs.Registered)["c"]
+    effects = next_run(cluster, "c", run=1)
+    answer = sent(effects, runs.Registered)["c"]
     assert (answer.round, answer.state_hash, answer.source) == (1, "h1", "a")
+    (line,) = told(effects, "warning")
+    assert line.startswith("'c' comes to 'model' when 'a', 'b' finished it, at round 1: it takes over their state")
+    restarted(cluster)
+    assert not told(next_run(cluster, "c", run=1), "warning"), "once in a cell"
 
 
 def test_it_is_sent_away_when_the_others_come_to_the_next():

@@ -19,6 +19,7 @@ from notebook_cluster.rounds.leader.runs import (
     next_run,
     tell_missing,
     tell_over,
+    tell_too_late,
     took_part,
     wait_for_run,
     waits_for_registrants,
@@ -73,7 +74,7 @@ def settle_runs(transition: Transition, job: JobState) -> None:
 
 def _take_part(transition: Transition, job: JobState, node: str, incarnation: int, register: Register) -> None:
     transition.log(RegisterRecord(job.name, node, incarnation, register))
-    took_part(job, node, incarnation, register)
+    tell_too_late(transition, job, took_part(job, node, incarnation, register), node)
     held = (register.round, register.state_hash) if register.holds_state else None
     change(job, node, joining=True, held=held)
     if not job.registering:

@@ -10,6 +10,7 @@ No number is left out: a node that could not even register in a run is in a late
 
 from notebook_cluster.journal.records import LaterRecord
 from notebook_cluster.protocol.runs import Register, RunOver
+from notebook_cluster.rounds.leader.alike import first_time
 from notebook_cluster.rounds.leader.state import JobState, Participant, Transition, change, holders, is_reachable
 from notebook_cluster.rounds.numerics.bits import bits_float
 
@@ -126,6 +127,18 @@ def tell_missing(transition: Transition, job: JobState) -> None:
         text = (
             f"{job.name!r} begins without {_listed(late)}, where no sync object of this name was made within "
             f"{transition.state.settings.register_grace:g} s: it joins when it has one. Each node has to make it"
+        )
+        transition.tell("warning", text, in_cell=True)
+
+
+def tell_too_late(transition: Transition, job: JobState, participant: Participant, node: str) -> None:
+    """The others have finished this run, and are in it no more: they would not have what it makes."""
+    here = [name for name, other in job.participants.items() if name != node and is_in(job, other)]
+    if participant.late and here and not job.later and first_time(job, "late", node):
+        text = (
+            f"{node!r} comes to {job.name!r} when {_listed(transition.by_rank(here))} finished it, at round "
+            f"{job.round}: it takes over their state and trains on without them, so its model becomes another one; "
+            "run the cell again for one model on all nodes"
         )
         transition.tell("warning", text, in_cell=True)
 
