@@ -82,6 +82,9 @@ class NoLoops:
     def tell_unclaimed(self, warn: Callable[[str], None]) -> None:
         pass
 
+    def at_next_batch(self, callback: Callable[[], None]) -> bool:
+        return False
+
     def before_next(self, callback: Callable[[], None]) -> None:
         pass
 

@@ -72,6 +72,9 @@ class DataLoops(Protocol):
     def go_on(self, positions: object) -> None:
         """Those that begin from now on in this cell go on where :meth:`positions` said; None: they begin as always."""
 
+    def at_next_batch(self, callback: Callable[[], None]) -> bool:
+        """Call once when the loop that has a batch in hand asks for the next, or is over; False: none has."""
+
     def before_next(self, callback: Callable[[], None]) -> None:
         """Call once before the next batch of this cell is fetched."""
 

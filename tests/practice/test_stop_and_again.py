@@ -59,6 +59,7 @@ the_end(NAME, {{k: v.numpy() for k, v in model.state_dict().items()}} | {{"lr": 
 GRADIENTS = """
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.3), nn.Linear(64, 1))
+average = torch.optim.swa_utils.AveragedModel(model)
 {sync}
 x, y = map(torch.from_numpy, some_data())
 for bx, by in nc.shard((x, y), 4, epochs=3):
@@ -66,9 +67,11 @@ for bx, by in nc.shard((x, y), 4, epochs=3):
     loss.backward()
     note(NAME, loss)
     sync.step(loss, samples=len(bx))
+    scheduler.step()  # it cannot come before, for sync.step() makes the optimizer's step
+    average.update_parameters(model)
     time.sleep(0.01)
 sync.finish()
-the_end(NAME, {{k: v.numpy() for k, v in model.state_dict().items()}})
+the_end(NAME, {{k: v.numpy() for k, v in average.state_dict().items()}} | {{"lr": scheduler.get_last_lr()}})
 """
 MLX = """
 import mlx.core as mx, mlx.nn as mnn, mlx.optimizers as optimizers
@@ -93,13 +96,15 @@ the_end(NAME, dict(tree_flatten(model.parameters())))
 """
 EXTRA = 'extra={"scheduler": scheduler, "noise": noise}'
 ADAM = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)"
+AFTER = """scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+after = {"scheduler": scheduler, "average": average}"""
 CASES = {
     "diloco": (TORCH, f"sync = nc.DiLoCo(model, every=5, optimizer=optimizer, {EXTRA}, name=NAME)"),
     "int8": (TORCH, f'sync = nc.DiLoCo(model, every=5, codec="int8", optimizer=optimizer, {EXTRA}, name=NAME)'),
     "sparse": (TORCH, f"sync = nc.SparseLoCo(model, every=5, optimizer=optimizer, {EXTRA}, name=NAME)"),
     "fragments": (TORCH, f"sync = nc.DiLoCo(model, every=6, fragments=2, optimizer=optimizer, {EXTRA}, name=NAME)"),
-    "gradients": (GRADIENTS, f"{ADAM}\nsync = nc.DataParallel(model, optimizer, name=NAME)"),
-    "demo": (GRADIENTS, "sync = nc.DeMo(model, lr=0.01, k=8, name=NAME)"),
+    "gradients": (GRADIENTS, f"{ADAM}\n{AFTER}\nsync = nc.DataParallel(model, optimizer, extra=after, name=NAME)"),
+    "demo": (GRADIENTS, f"{ADAM}\n{AFTER}\nsync = nc.DeMo(model, lr=0.01, k=8, extra=after, name=NAME)"),
     "mlx": (MLX, "sync = nc.DiLoCo(model, every=5, optimizer=optimizer, name=NAME)"),
 }
 

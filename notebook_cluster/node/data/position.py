@@ -1,7 +1,7 @@
 """Where a loop over ``nc.shard`` is, as plain data that is kept and read again."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -42,11 +42,17 @@ class ShardProgress(Protocol):
         in_hand: 1 while the loop has a batch and has not asked for the next.
         trained: a step of a sync object was made with one of its batches.
         begun: epochs that it has begun.
+        is_open: its code has not left it.
+        at_next_batch: called once, when it is asked for the next batch or is over.
     """
 
     in_hand: int
     trained: bool
     begun: int
+    at_next_batch: Callable[[], None] | None
+
+    @property
+    def is_open(self) -> bool: ...
 
     @property
     def identity(self) -> LoopIdentity: ...

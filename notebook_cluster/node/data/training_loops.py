@@ -60,7 +60,8 @@ class TrainingLoops:
         if self._stopped_cell != self._shares.cell:  # of several sync objects all are kept at once
             self._stopped_cell, self._again = self._shares.cell, []
         self._stopped = self._code, positions if isinstance(positions, list) else None
-        self._again.append((callback, still))
+        if (callback, still) not in self._again:  # kept at the end of a step, and when the next batch was asked for
+            self._again.append((callback, still))
 
     def begin_anew(self) -> None:
         self._given, self._loops_again = False, 0
@@ -92,6 +93,12 @@ class TrainingLoops:
                 "other data, another seed or shuffle=, or other loops: its data began anew"
             )
             self._given = False
+
+    def at_next_batch(self, callback: Callable[[], None]) -> bool:
+        loop = next((one for one in reversed(self._shares.loops) if one.in_hand and one.is_open), None)
+        if loop is not None:
+            loop.at_next_batch = callback
+        return loop is not None
 
     def before_next(self, callback: Callable[[], None]) -> None:
         """Call once before the next batch of this cell is fetched."""

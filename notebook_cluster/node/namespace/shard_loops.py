@@ -66,6 +66,7 @@ class ShardLoop:
         """The batch that the loop has in hand, if it has one, and those that were fetched after it."""
         self.in_hand = 0
         self.trained = False
+        self.at_next_batch: Callable[[], None] | None = None
         self.next_epoch = counter.next
         self.begun = 0
         self.ended = False
@@ -110,11 +111,18 @@ class ShardLoop:
                 yield batch
                 rest = self.ahead[1:]
                 self.ahead, self.in_hand = rest, 0
+                if self.at_next_batch is not None:
+                    callback, self.at_next_batch = self.at_next_batch, None
+                    callback()
             self.ended = True
         finally:
             self._left_at = self.shares.activity if self.shares is not None else 0
             if place is not None:
                 place.leave()
+
+    @property
+    def is_open(self) -> bool:
+        return self._left_at is None
 
     @property
     def left(self) -> bool:

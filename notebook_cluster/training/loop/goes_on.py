@@ -30,7 +30,7 @@ class GoesOn(RoundClient):
         self._objects = objects
         self._model = weakref.ref(model)
         self._going_on: GoingOn | None = GoingOn(job, model, objects.optimizer)
-        self._call = SyncCall(runtime.at_cell_end, self._keep_run)
+        self._call = SyncCall(runtime.at_cell_end, runtime.data.at_next_batch, self._keep_run)
         self._step_taken = runtime.data.step_taken
         self._averages: dict[str, GlobalAverage] = {}
         self._lost = ""

@@ -1,7 +1,9 @@
 """A Stop that falls between two steps: SIGINT in a training loop waits for the end of the step that is going on.
 
 There nothing is half done: the optimizer has made its step or not begun it, the batch is counted, and what belongs to
-the run can be kept, so that the cell goes on bit for bit when it is run again. A step that takes longer than
+the run can be kept, so that the cell goes on bit for bit when it is run again. In a loop over ``nc.shard`` that is when
+it asks for the next batch: what its code does after ``sync.step()``, the step of a scheduler, is then done too. In any
+other loop it is the end of ``sync.step()``. A step that takes longer than
 :data:`PATIENCE_SECONDS` is not waited for, nor is one after a second Stop; a wait for other nodes ends as soon as it
 is known what became of the open round. Python delivers signals to the main thread only: on another one all of this
 does nothing.
@@ -124,27 +126,35 @@ def stops_of_this_thread() -> StepStops:
 
 
 class SyncCall:
-    """``with`` it, what is in the block is a sync call: at its end a Stop that waits raises KeyboardInterrupt, after
-    ``keep`` of all sync objects of the cell was called, because all that belongs to the run is whole there. Where a
-    cell steps several, it is whole when all have taken as many steps. ``keep`` is called too where the block itself
-    raises KeyboardInterrupt at a safe point.
+    """``with`` it, what is in the block is a sync call: at its end, or when the next batch is asked for, a Stop that
+    waits raises KeyboardInterrupt, after ``keep`` of all sync objects of the cell was called, because all that belongs
+    to the run is whole there. Where a cell steps several, it is whole when all have taken as many steps. ``keep`` is
+    called too where the block itself raises KeyboardInterrupt at a safe point. ``at_next_batch``: as of
+    :class:`notebook_cluster.training.runtime.DataLoops`.
 
     Attributes:
         stops: those of the thread on which it was made.
         steps: that were counted in this cell.
     """
 
-    def __init__(self, at_cell_end: Callable[[Callable[[str], None]], None], keep: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        at_cell_end: Callable[[Callable[[str], None]], None],
+        at_next_batch: Callable[[Callable[[], None]], bool],
+        keep: Callable[[], None],
+    ) -> None:
         self.stops = stops_of_this_thread()
         self.steps = 0
-        self._at_cell_end, self.keep = at_cell_end, keep
+        self._at_cell_end, self._at_next_batch, self.keep = at_cell_end, at_next_batch, keep
+        self._put_off: int | None = None
+        """The step after which the end was put off until the next batch, once for each Stop."""
 
     def begin_cell(self) -> None:
         """The sync object takes part in a new cell; :meth:`end_cell` follows in any case."""
         stops = self.stops
         if stops.installed and signal.getsignal(signal.SIGINT) != stops.on_signal:
             stops.uninstall()  # of a cell that has ended otherwise
-        self.steps = 0
+        self.steps, self._put_off = 0, None
         if self not in stops.calls:
             stops.calls.append(self)
 
@@ -164,11 +174,24 @@ class SyncCall:
         stops.inside, stops.ended = False, time.monotonic()
         if kind is None and stops.came is None:
             return
-        if kind is None and len({call.steps for call in stops.calls}) < 2:
+        if kind is None and self._is_whole():
             self._keep_all()
+            if self._put_off in (None, self.steps) and self._at_next_batch(self._end_at_batch):
+                self._put_off = self.steps
+                return
+            self._put_off = None
             stops.end()
         if kind is KeyboardInterrupt and stops.take_safe():
             self._keep_all()
+
+    def _is_whole(self) -> bool:
+        return len({call.steps for call in self.stops.calls}) < 2
+
+    def _end_at_batch(self) -> None:
+        self._put_off = None
+        if self.stops.came is not None and self._is_whole():
+            self._keep_all()
+            self.stops.end()
 
     def _keep_all(self) -> None:
         for call in self.stops.calls or [self]:
