@@ -16,6 +16,7 @@ from notebook_cluster.node.data import pieces as pieces_module
 from notebook_cluster.node.data import shares as shares_module
 from notebook_cluster.node.data.dealing import deal
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
+from notebook_cluster.node.data.loop_registry import UNLIKE_S
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.data.source import order_of
 from notebook_cluster.protocol.mesh import JobFrame, ShardKey
@@ -300,6 +301,12 @@ def test_data_of_unlike_length_is_said_on_each_node_and_a_node_that_is_ahead_is_
     counts = {"a": 100, "b": 1200}
     for name in sorted(counts, key=lambda name: name != first):
         begins(world, name, counts[name])
+    assert world.told == []
+    for name in counts:
+        for now in (1.0, 1.0 + UNLIKE_S):
+            world.nodes[name].on_tick(now)
+    while world.happen(takes=False):
+        pass
     assert len(world.told) == 2
     assert {message.text.partition(". ")[0] for message in world.told} == {
         "nc.shard: its data has unlike lengths ('a' 100 and 'b' 1,200)"
@@ -308,6 +315,15 @@ def test_data_of_unlike_length_is_said_on_each_node_and_a_node_that_is_ahead_is_
     begins(world, first, 100)
     begins(world, first, 20)
     begins(world, "b" if first == "a" else "a", 100)
+    world.nodes[first].end_cell(1)
+    assert world.told == []
+    world = World(0, ShardKey(cell=1, loop=0, epoch=0, count=9, seed=0, shuffle=True, by_speed=False), ("a", "b"))
+    begins(world, "a", 1)
+    begins(world, "b", 7)  # of the first one it had no part
+    begins(world, "a", 7)
+    world.nodes["a"].end_cell(1)
+    while world.happen(takes=False):
+        pass
     assert world.told == []
 
 

@@ -11,6 +11,10 @@ from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, Shar
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
+UNLIKE_S = 3.0
+"""Until data of unlike length are told of: who had no part in the first loop is heard in a later one first, to which
+this node comes too."""
+
 
 class FirstLoops:
     """The first loop that each node has taken something in, in the running cell: it is over the same data on all."""
@@ -18,12 +22,16 @@ class FirstLoops:
     def __init__(self, name: str, tell: Callable[[NodeLog], None]) -> None:
         self._name, self._tell = name, tell
         self._keys: dict[str, ShardKey | None] = {}
+        self._own: set[ShardKey] = set()
+        self._lengths: dict[str, tuple[float, ShardKey, ShardKey]] = {}
+        """Nodes that seem to have data of another length: when that is told, the loop here and the loop there."""
         self._unlike: set[str] = set()
         """Nodes with other data that were told of in this cell."""
 
     def begin_cell(self, cell: int) -> None:
         self._keys = {name: key for name, key in self._keys.items() if key is not None and key.cell >= cell}
-        self._unlike.clear()
+        for told in (self._own, self._lengths, self._unlike):
+            told.clear()
 
     def compare(self, first: str, name: str, mine: str, theirs: str) -> None:
         """What ``name`` has said of its data's order, beside this node's. ``first``: the lowest rank, by which all are
@@ -48,14 +56,31 @@ class FirstLoops:
             if not (mine and theirs and mine.count and theirs.count) or mine.count == theirs.count:
                 continue
             if replace(theirs, count=mine.count, epoch=mine.epoch) == mine:
-                counts = sorted({self._name: mine.count, other: theirs.count}.items())
-                has = " and ".join(f"{one!r} {count:,}" for one, count in counts)
-                text = (
-                    f"nc.shard: its data has unlike lengths ({has}). It divides what all nodes have alike, and each "
-                    "takes a part of its own, so elements are left out. Data that each node has for itself needs no "
-                    "nc.shard"
-                )
-                self._tell(NodeLog(level="warning", text=text, cell=True))
+                self._lengths[other] = 0.0, mine, theirs
+
+    def began(self, key: ShardKey) -> None:
+        """This node has come to this loop."""
+        self._own.add(replace(key, epoch=0))
+
+    def tell_lengths(self, now: float | None) -> None:
+        """Of data of unlike length, when nothing else is known of them for a while; ``now`` None: the cell ends."""
+        for other, (due, mine, theirs) in list(self._lengths.items()):
+            if now is not None and not due:
+                self._lengths[other] = now + UNLIKE_S, mine, theirs
+                continue
+            if now is not None and now < due:
+                continue
+            del self._lengths[other]
+            if replace(theirs, epoch=0) in self._own:
+                continue
+            counts = sorted({self._name: mine.count, other: theirs.count}.items())
+            has = " and ".join(f"{one!r} {count:,}" for one, count in counts)
+            text = (
+                f"nc.shard: its data has unlike lengths ({has}). It divides what all nodes have alike, and each "
+                "takes a part of its own, so elements are left out. Data that each node has for itself needs no "
+                "nc.shard"
+            )
+            self._tell(NodeLog(level="warning", text=text, cell=True))
 
 
 class LoopRegistry:

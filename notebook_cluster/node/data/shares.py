@@ -83,6 +83,7 @@ class Shares(LoopRegistry):
         """Loops of this cell take nothing more here, also those that were never reached."""
         with self.changed:
             self._ended_cell = max(self._ended_cell, cell)
+            self._first_loops.tell_lengths(None)
             for ledger in self._ledgers.values():
                 ledger.open = ledger.open and ledger.key.cell > self._ended_cell
 
@@ -113,6 +114,7 @@ class Shares(LoopRegistry):
             if ledger is None:
                 ledger = self._ledgers[key] = self._ledger(key)
             ledger.begun = True
+            self._first_loops.began(key)
             self._first_loops.see(self._name, None if alike_from is None or kept is not None or asks else key)
             if kept is not None or asks:
                 ledger.go_on(kept)
@@ -259,6 +261,8 @@ class Shares(LoopRegistry):
             self._first_loops.compare(members[0], sender, ledger.first, message.first)
 
     def on_tick(self, now: float) -> None:
+        with self.changed:
+            self._first_loops.tell_lengths(now)
         if now - self._asked_at < _ASK_AGAIN:
             return
         self._asked_at = now
