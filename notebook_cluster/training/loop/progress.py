@@ -30,6 +30,8 @@ class TrainingProgress:
         self.job, self.run = job, run
         self._runtime = runtime
         self._read_at = 0.0
+        self._unread: Any = None
+        """The loss of the last step, where it was too soon to read it."""
         self._rate_from = self._waits_from = time.monotonic()
         self._samples = 0.0
         runtime.report(step=0)  # those before are of another run
@@ -57,6 +59,12 @@ class TrainingProgress:
         """The loss of the last step, where it is known only after :meth:`count`."""
         self._runtime.report(step=self.step, loss=loss, of_run=(self.job, self.run))
 
+    def tell_unread(self) -> None:
+        """After a round, for which the device was waited for in any case: the loss that :meth:`count` has not read."""
+        loss, self._unread = self._unread, None
+        if loss is not None:
+            self.tell_loss(_number(loss))
+
     def waiting(self, what: str) -> None:
         """The main thread waits for ``what``; empty: it goes on, and the wait does not count as slow training."""
         self._runtime.report(waiting=what)
@@ -68,22 +76,28 @@ class TrainingProgress:
             self._rate_from += now - self._waits_from
 
     def _value(self, loss: Any, now: float) -> float | None:
+        self._unread = None
         if loss is None or isinstance(loss, float | int):
             return loss
-        if _slow_to_read(loss):
-            if now - self._read_at < READ_SECONDS:
-                return None
-            self._read_at = now
         size = getattr(loss, "numel", None)
         count = size() if callable(size) else getattr(loss, "size", 1)
         if count != 1:
             raise ValueError(f"loss has {count} values: pass one number, for example loss.mean()")
-        try:
-            return float(loss.item() if hasattr(loss, "item") else loss)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"loss={loss!r}: pass one number, for example the loss that backward() was called on"
-            ) from None
+        if _slow_to_read(loss):
+            if now - self._read_at < READ_SECONDS:
+                self._unread = loss
+                return None
+            self._read_at = now
+        return _number(loss)
+
+
+def _number(loss: Any) -> float:
+    try:
+        return float(loss.item() if hasattr(loss, "item") else loss)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"loss={loss!r}: pass one number, for example the loss that backward() was called on"
+        ) from None
 
 
 def _slow_to_read(loss: Any) -> bool:
