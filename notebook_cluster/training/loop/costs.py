@@ -109,6 +109,8 @@ def costs_of(
     working = lossy * min(part, _TEMPORARY) + fragments.all_gather * part // (4 * nodes)
     aside = 0 if several or fragments.size >= (settings.in_files_from if disk else settings.in_place_from) else state
     stepping = working + aside + overlap * 2 * whole + several * 4 * part
+    if several and lossy and not disk:  # measured: vectors that are kept for the fragments to come
+        stepping += 3 * part
     round_open = boundary + wire + wire * apart // nodes + mean + stepping
     late = overlap * (whole + 2 * part) + several * 2 * part
     applied = boundary + mean + overlap * 2 * whole + late
