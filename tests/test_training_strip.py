@@ -103,6 +103,26 @@ def test_a_node_that_has_failed_counts_no_more() -> None:
     assert "Loss, mean of the nodes 4.7500" in shown
 
 
+@pytest.mark.parametrize("gone", ["dead", "lost", "asleep", "restarted", "removed"])
+def test_a_node_that_is_lost_counts_no_more(gone: str) -> None:
+    curves = Curves([losses("laptop", 0.5), losses("mini", 9.0)])
+    state = state_of(**({} if gone in ("restarted", "removed") else {"condition": gone}))
+    if gone == "removed":
+        state = msgspec.structs.replace(state, nodes=state.nodes[:1])
+    status = "running" if gone == "asleep" else "lost"
+    shown = strip_html(training(nodes={"laptop": "running", "mini": status}), state, curves)
+    said = re.sub("<[^>]+>", " ", shown)
+    assert re.search(r"Loss, mean of the nodes\s+0\.5000\s+last batches\s+Samples/s\s+900\s+1 node\s", said), said
+
+
+def test_where_all_nodes_are_lost_their_last_loss_stays_and_no_speed() -> None:
+    nodes = [node_view(rank, name, condition="lost") for rank, name in enumerate(("laptop", "mini"))]
+    curves = Curves([losses("laptop", 0.5), losses("mini", 0.7)])
+    said = strip_text(training(), cluster_view(nodes=nodes, jobs=[job_view()]), curves)
+    assert "Loss, mean of the nodes 0.6000" in said
+    assert "Samples/s" not in said
+
+
 def test_a_loss_that_became_nan_is_said() -> None:
     curves = Curves([losses("laptop", 1.0, float("nan")), losses("mini", 1.0, float("nan"))])
     assert "Loss, mean of the nodes NaN" in strip_text(training(), state_of(), curves)

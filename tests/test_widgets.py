@@ -562,6 +562,23 @@ def test_a_card_shows_load_temperature_battery_and_link_where_they_are_known() -
     assert bare["vitals"] == ""
 
 
+def test_a_card_shows_samples_a_second_only_while_its_node_works() -> None:
+    busy, idle = node_view(0, "laptop"), node_view(1, "mini", busy=False)
+    cell = cluster_view().cell
+    assert cell is not None
+
+    def rates(status: str, ended: str = "") -> list[str]:
+        told = msgspec.structs.replace(cell, status=status, nodes={"laptop": "running", "mini": "ok"})
+        cards = panel_model(cluster_view(nodes=[busy, idle], cell=told), ended)["nodes"]
+        return [card["extra"] for card in cards]
+
+    assert rates("running") == ["900 samples/s", ""]
+    assert rates("running", "ended at 12:00:00: stopped") == ["", ""]
+    busy = msgspec.structs.replace(busy, busy=False)
+    assert rates("running") == ["900 samples/s", ""]
+    assert rates("ok") == ["", ""]
+
+
 def test_measurements_that_cannot_be_stay_short_or_are_left_out() -> None:
     node = node_view(1, "mini", load=1e300, temperature=1e300, cpu=1e300, samples_per_s=1e300)
     peer = peer_view("mini", condition="connected", battery=1e300, round_trip_ms=None)

@@ -11,6 +11,8 @@ NodeCondition = Literal[
 ]
 """``rejoining``: what ``replaying`` was called in what older runs left."""
 MemoryKind = Literal["VRAM", "RAM", "unified"]
+GONE: tuple[NodeCondition, ...] = ("lost", "dead", "asleep")
+"""Conditions of nodes whose last numbers are those of a moment that is over."""
 PeerCondition = Literal["found", "connecting", "connected", "suspect", "lost", "asleep", "untrusted", "refused"]
 
 
@@ -72,10 +74,11 @@ class NodeView(Message, frozen=True):
 
 
 def at_work(nodes: Iterable[NodeView], statuses: Mapping[str, str]) -> list[NodeView]:
-    """``nodes`` but those that have failed in a cell with these ``statuses`` (as :attr:`CellView.nodes`), whose last
-    numbers are no news; all where all have."""
+    """``nodes`` but those that are gone, or have failed or were lost in a cell with these ``statuses`` (as
+    :attr:`CellView.nodes`): their last numbers are no news. All where none is left."""
     every = list(nodes)
-    return [node for node in every if statuses.get(node.name) != "error"] or every
+    over = ("error", "lost")
+    return [node for node in every if statuses.get(node.name) not in over and node.condition not in GONE] or every
 
 
 def by_rank(nodes: Iterable[NodeView]) -> list[NodeView]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from notebook_cluster.protocol.clock import ABSENT, ago, clock, duration
 from notebook_cluster.protocol.state import (
+    GONE,
     CellView,
     ClusterView,
     EventView,
@@ -38,8 +39,6 @@ _MOST = 1e12
 """A rate above it is not one."""
 _UP = ("ok", "suspect", "refused")
 """Conditions of nodes that are there and work, or could."""
-_GONE = ("lost", "dead", "asleep")
-"""Conditions of nodes whose last numbers are those of a moment that is over."""
 _NODE_LEVELS = {
     "ok": "good", "starting": "info", "replaying": "info", "rejoining": "info", "stopping": "info",
     "suspect": "warning", "asleep": "asleep", "refused": "warning",
@@ -246,7 +245,7 @@ def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | Non
 
 
 def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
-    is_gone = node.condition in _GONE
+    is_gone = node.condition in GONE
     total, used = max(node.memory_total, 1), 0 if is_gone else node.memory_used
     did = state.cell.nodes.get(node.name, "") if state.cell is not None else ""
     failed = node.failed if node.condition == "ok" else ""
@@ -292,7 +291,7 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
         "round": integer(node.last_round),
         "wait": ABSENT if node.round_wait is None else duration(node.round_wait),
         "checkpoint": checkpoint,
-        "extra": " · ".join(_extra(node)),
+        "extra": " · ".join(_extra(node, works=busy and not ended and not is_gone)),
     }
 
 
@@ -320,9 +319,9 @@ def _is_rate(rate: float | None) -> bool:
     return rate is not None and 0 <= rate < _MOST
 
 
-def _extra(node: NodeView) -> list[str]:
-    is_known = _is_rate(node.samples_per_s) and node.condition not in _GONE
-    rate = [f"{node.samples_per_s:,.0f} samples/s"] if is_known else []
+def _extra(node: NodeView, *, works: bool) -> list[str]:
+    """Its rate while it ``works``, which is kept when its cell has ended, and what it reported."""
+    rate = [f"{node.samples_per_s:,.0f} samples/s"] if works and _is_rate(node.samples_per_s) else []
     return rate + [f"{plain(name, 30)} {number(value)}" for name, value in sorted(node.scalars.items())[:4]]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from notebook_cluster.protocol.clock import dated, duration
-from notebook_cluster.protocol.state import ClusterView, JobView, NodeView, at_work, by_rank
+from notebook_cluster.protocol.state import GONE, ClusterView, JobView, NodeView, at_work, by_rank
 from notebook_cluster.protocol.thinning import Point, ThinnedCurve
 from notebook_cluster.widgets.curves import Curves, LossCurve, smoothed
 from notebook_cluster.widgets.formatting import (
@@ -124,22 +124,23 @@ def _told(training: Training, job: JobView, state: ClusterView, curves: Curves) 
     if steps:
         told.append(("Step", *_step(max(steps, key=lambda node: node.step or 0))))
     working = at_work(nodes, training.nodes)
-    told += _loss(job, curves, {node.name for node in nodes} - {node.name for node in working})
-    rates = [one.samples_per_s for one in working if one.samples_per_s is not None and 0 < one.samples_per_s < _MOST]
+    told += _loss(job, curves, {node.name for node in nodes}.union(training.nodes) - {node.name for node in working})
+    there = [node for node in working if node.condition not in GONE]
+    rates = [one.samples_per_s for one in there if one.samples_per_s is not None and 0 < one.samples_per_s < _MOST]
     if rates and training.ended is None:
         told.append(("Samples/s", f"{sum(rates):,.0f}", plural(len(rates), "node")))
     return told + _traffic(training, job)
 
 
-def _loss(job: JobView, curves: Curves, failed: set[str]) -> list[tuple[str, str, str]]:
-    """The newest one that was measured in this cell: of the global model, else of the nodes that have not failed."""
+def _loss(job: JobView, curves: Curves, over: set[str]) -> list[tuple[str, str, str]]:
+    """The newest one that was measured in this cell: of the global model, else of the nodes that work."""
     measured = curves.of_model(job.name, "loss").value
     if measured:
         newest = measured[-1]
         after = f"round {integer(job.loss_round)}" if job.loss == newest else ""
         return [("Loss of the global model", number(newest), after)]
     of_nodes = [one for one in curves.losses() if one.job == job.name and one.newest and one.curve.value]
-    newest_of = [one.curve.value[-1] for one in of_nodes if one.node not in failed]
+    newest_of = [one.curve.value[-1] for one in of_nodes if one.node not in over]
     losses = [value for value in newest_of if math.isfinite(value)]
     if not losses:
         return [("Loss, mean of the nodes", "NaN", "last batches")] if newest_of else []
@@ -237,7 +238,7 @@ def _nodes(training: Training, state: ClusterView) -> str:
 
 
 def _chip(name: str, colour: str, status: str, node: NodeView | None) -> str:
-    lost = node is None or node.condition in ("lost", "dead", "asleep")
+    lost = node is None or node.condition in GONE
     if status == "running" and lost:
         status = "lost"
     elif status == "running" and node is not None and node.condition in ("suspect", "refused"):

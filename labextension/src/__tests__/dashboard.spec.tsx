@@ -30,7 +30,7 @@ beforeEach(() => {
 afterEach(erase);
 
 function dashboard(changes: Partial<ClusterView>): HTMLElement {
-  store.show(overview({ clusters: [cluster('lesson', changes)] }));
+  act(() => store.show(overview({ clusters: [cluster('lesson', changes)] })));
   return draw(<Dashboard store={store} name="lesson" act={answers.act} tryNow={() => {}} />);
 }
 
@@ -71,6 +71,7 @@ it('counts neither loss nor samples of a node that has failed, but where all hav
   };
   expect(shown('running', 'error')).toEqual(['cell 3 running · 2 nodes · round 12 · loss 1.0000', '10']);
   expect(shown('error', 'error')).toEqual(['cell 3 running · 2 nodes · round 12 · loss 1.5000', '21']);
+  expect(shown('running', 'lost')).toEqual(['cell 3 running · 2 nodes · round 12 · loss 1.0000', '10']);
 });
 
 it('says of a cell that trains nothing no round, and counts no samples of a training before it', () => {
@@ -87,6 +88,18 @@ it.each(['lost', 'dead', 'asleep'] as const)('shows no current numbers of a node
   expect(cells[1]).toBe('Ryzen 7');
   expect(cells[3]).toBe('– of 8.0 GBpeak 3.0 GB');
   expect([cells[4], cells[6]]).toEqual(['10', '–']);
+});
+
+it('shows samples a second only of nodes that work', () => {
+  const nodes = ['desk', 'mini'].map((name, place) => node(name, place, { samples_per_s: 70 }));
+  const rates = (status: 'running' | 'ok', changes: Partial<NodeView> = {}): (string | null)[] => {
+    const cell = { ...RUNNING.cell, status, nodes: { desk: 'running', mini: 'ok' } };
+    const tab = dashboard({ cell, nodes: nodes.map(one => ({ ...one, ...changes })) });
+    return [...tab.querySelectorAll('tbody tr > :nth-child(7)')].map(rate => rate.textContent);
+  };
+  expect(rates('running')).toEqual(['70', '–']);
+  expect(rates('ok')).toEqual(['–', '–']);
+  expect(rates('ok', { busy: true })).toEqual(['70', '70']);
 });
 
 it('says who is waited for now, and shows when the last rounds were and for whom they waited', () => {

@@ -58,9 +58,12 @@ function factsOfJob(job: JobView): IFact[] {
   return facts;
 }
 
-/** The nodes but those that have failed in the newest cell, whose last numbers are no news; all where all have. */
+/**
+ * The nodes but those that are gone, or have failed or were lost in the newest cell: their last numbers are no news. All
+ * where none is left.
+ */
 export function atWork({ nodes, cell }: ClusterView): readonly NodeView[] {
-  const working = nodes.filter(({ name }) => cell?.nodes[name] !== 'error');
+  const working = nodes.filter(node => !isGone(node) && !['error', 'lost'].includes(cell?.nodes[node.name] ?? ''));
   return working.length ? working : nodes;
 }
 
@@ -88,6 +91,11 @@ export function trains({ cell, jobs }: ClusterView): boolean {
 export function rateOf(node: NodeView): number[] {
   const rate = node.samples_per_s;
   return !isGone(node) && rate !== null && rate >= 0 && rate < MOST ? [rate] : [];
+}
+
+/** Whether it runs code now: it keeps its last rate when its cell has ended. */
+export function isBusy({ name, busy }: NodeView, { cell }: ClusterView): boolean {
+  return busy || (cell?.status === 'running' && cell.nodes[name] === 'running');
 }
 
 /**
