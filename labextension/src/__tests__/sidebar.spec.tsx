@@ -103,6 +103,27 @@ it('asks for the code of an unknown peer, and shows beside it that it was wrong'
   );
 });
 
+it('sends a code once, however often Enter is pressed meanwhile or held', async () => {
+  let settle = (): void => undefined;
+  answers.gate = new Promise(resolve => (settle = resolve));
+  answers.answer = { error: 'the code is wrong: 2 tries left', value: null };
+  const attic = peer('attic', { trusted: false, pairing: true });
+  const host = sidebar(overview({ peers: [attic], clusters: [cluster('lesson')] }));
+  type(host, 'Code that attic shows', 'apple-river-7');
+  const enter = async (): Promise<void> =>
+    act(async () => host.querySelector<HTMLFormElement>('[aria-label="peer attic"] form')!.requestSubmit());
+  await enter();
+  await enter();
+  await press(host, 'Add attic to lesson');
+  expect(answers.asked).toHaveLength(1);
+  await act(async () => settle());
+  const held = new KeyboardEvent('keydown', { key: 'Enter', repeat: true, bubbles: true, cancelable: true });
+  host.querySelector('input[aria-label="Code that attic shows"]')!.dispatchEvent(held);
+  expect(held.defaultPrevented).toBe(true);
+  await enter();
+  expect(answers.asked).toHaveLength(2);
+});
+
 it('does not offer to add a peer that is in the cluster', () => {
   const host = sidebar(overview({ peers: [peer('mini')], clusters: [cluster('lesson')] }));
   expect(host.querySelector('[aria-label="peer mini"]')!.textContent).toContain('in lesson');

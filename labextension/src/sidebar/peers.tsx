@@ -82,10 +82,20 @@ function Peer({ peer, target, isHere, cluster, clusters, act }: IPeer): React.JS
   const mayLead = Boolean(state) && peer.trusted && !isHere && state?.head !== peer.name;
   const isRefused = peer.condition === 'refused';
   const needsCode = Boolean(cluster) && !peer.trusted && !isIn && !isRefused;
+  // Each time that a code is sent is one of the few attempts that the peer allows.
+  const isAdding = React.useRef(false);
   const add = async (): Promise<void> => {
-    const { error } = await send({ action: 'add', cluster, target, code: code.trim() });
-    if (!error) {
-      setCode('');
+    if (isAdding.current) {
+      return;
+    }
+    isAdding.current = true;
+    try {
+      const { error } = await send({ action: 'add', cluster, target, code: code.trim() });
+      if (!error) {
+        setCode('');
+      }
+    } finally {
+      isAdding.current = false;
     }
   };
   const button = (
@@ -148,6 +158,8 @@ function CodeField({ peer, code, onType, onEnter, children }: ICodeField): React
         event.preventDefault();
         onEnter();
       }}
+      // A key that is held down would send the same code again after each answer.
+      onKeyDown={event => event.repeat && event.key === 'Enter' && event.preventDefault()}
     >
       <TextField
         value={code}
