@@ -1,9 +1,10 @@
 import * as React from 'react';
 
-import type { LaunchView, Overview } from '../generated';
+import type { LaunchView, NodeView, Overview } from '../generated';
 import type { IAnswer } from '../sidebar/connection';
 import type { Act } from '../sidebar/controls';
 import { Dashboard } from '../sidebar/dashboard';
+import { QUIET_MILLISECONDS } from '../sidebar/question';
 import { Store } from '../sidebar/store';
 import { Sidebar } from '../sidebar/view';
 import {
@@ -251,6 +252,61 @@ it('shows what an action failed with until it is dismissed', async () => {
   expect(host.querySelector('[role=alert]')!.textContent).toContain('is the last one');
   await press(host, 'Dismiss');
   expect(host.querySelector('[role=alert]')).toBeNull();
+});
+
+it.each(['another condition of that node', 'its end', 'a minute'])(
+  'takes back what an action on a node failed with after %s',
+  async after => {
+    answers.answer = { error: "node 'mini' did not come back", value: null };
+    const other = node('desk', 0);
+    const show = (condition: NodeView['condition'], desk = other): void =>
+      act(() =>
+        store.show(overview({ clusters: [cluster('lesson', { nodes: [desk, node('mini', 1, { condition })] })] }))
+      );
+    const host = sidebar(overview({ clusters: [cluster('lesson')] }));
+    jest.useFakeTimers();
+    await press(host, 'Restart mini');
+    await act(() => jest.advanceTimersByTimeAsync(QUIET_MILLISECONDS));
+    await press(host, 'Really restart mini?');
+    const problem = (): Element | null => host.querySelector('[role=alert]');
+    show('dead');
+    show('dead', node('desk', 0, { condition: 'suspect' }));
+    await act(() => jest.advanceTimersByTimeAsync(59_999));
+    expect(problem()!.textContent).toContain("node 'mini' did not come back");
+    if (after === 'a minute') {
+      await act(() => jest.advanceTimersByTimeAsync(1));
+    } else if (after === 'its end') {
+      act(() => store.show(overview({ clusters: [cluster('lesson', { nodes: [other] })] })));
+    } else {
+      show('starting');
+    }
+    jest.useRealTimers();
+    expect(problem()).toBeNull();
+  }
+);
+
+it('keeps what another action failed with, whatever time goes by', async () => {
+  answers.answer = { error: 'no cell runs', value: null };
+  const host = sidebar(overview({ clusters: [cluster('lesson', RUNNING)] }));
+  jest.useFakeTimers();
+  await press(host, 'Stop cell');
+  await act(() => jest.advanceTimersByTimeAsync(600_000));
+  jest.useRealTimers();
+  expect(host.querySelector('[role=alert]')!.textContent).toContain('no cell runs');
+});
+
+it.each(['lost', 'dead', 'asleep'] as const)('shows no loss of a node that is %s', condition => {
+  const gone = node('mini', 1, { condition, loss: 0.75 });
+  const nodes = [node('desk', 0, { loss: 0.25 }), gone];
+  const host = sidebar(overview({ clusters: [cluster('lesson', { nodes, ...RUNNING, jobs: [job('model')] })] }));
+  act(() => {
+    const series = [curve('mini', 'loss', [3, 0.75])];
+    store.extend({ type: 'CurvePoints', cluster: 'lesson', reset: true, series });
+  });
+  const row = host.querySelector(`[aria-label="node mini, ${condition}"]`)!;
+  expect(row.querySelector('.nbc-side-loss')!.textContent).toBe('–');
+  expect(row.querySelector('.nbc-side-spark')!.getAttribute('aria-label')).toBe('loss –');
+  expect(host.textContent).toContain('1 of 2 nodes · round 12 · loss 0.2500');
 });
 
 it('names both versions of a cluster that it cannot read, and offers no buttons for it', () => {

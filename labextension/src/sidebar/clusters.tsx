@@ -7,7 +7,7 @@ import { ClusterButtons } from './clusterButtons';
 import { Act, Button, Problem, useAction, usePull } from './controls';
 import { Copied } from './copying';
 import type { Curves } from './curves';
-import { atWork, isUp, trains } from './facts';
+import { atWork, isGone, isUp, trains } from './facts';
 import { useOpened } from './folding';
 import { number, plural } from './format';
 import { Node } from './nodes';
@@ -26,6 +26,10 @@ export interface IHandling {
   /** It is pulled from its place here, with the pointer at x, y of the page. */
   readonly onDrag: (cluster: string, x: number, y: number) => void;
 }
+
+const NODE_ACTIONS: readonly string[] = ['restart', 'remove'];
+/** After so long an error of an action on a node is no news any more. */
+const NEWS_MILLISECONDS = 60_000;
 
 interface ICluster extends IHandling {
   readonly row: ClusterRow;
@@ -109,7 +113,7 @@ function Running({
   onInsert,
   onClass
 }: ICluster & { state: ClusterView }): React.JSX.Element {
-  const [send, problem, clear] = useAction(act);
+  const [send, problem, clear] = useNodeAction(act, state);
   const [noNotebook, setNoNotebook] = React.useState('');
   return (
     <>
@@ -150,6 +154,34 @@ function Running({
       )}
     </>
   );
+}
+
+/**
+ * As `useAction`; an error of an action on a node goes after a while, or when that node's condition changes. Not when it
+ * went down: that may be what the error tells of, and come after it.
+ */
+function useNodeAction(act: Act, { nodes }: ClusterView): ReturnType<typeof useAction> {
+  const [ask, problem, clear] = useAction(act);
+  const [target, setTarget] = React.useState<string>();
+  const isOfNode = Boolean(problem) && target !== undefined;
+  const node = nodes.find(({ name }) => name === target);
+  const condition = node?.condition;
+  const before = React.useRef(condition);
+  React.useEffect(() => {
+    before.current = condition;
+    const timer = isOfNode ? setTimeout(clear, NEWS_MILLISECONDS) : undefined;
+    return () => clearTimeout(timer);
+  }, [isOfNode, problem]);
+  React.useEffect(() => {
+    if (isOfNode && condition !== before.current && !(node && isGone(node))) {
+      clear();
+    }
+  }, [condition]);
+  const send: Act = request => {
+    setTarget(NODE_ACTIONS.includes(request.action) ? request.target : undefined);
+    return ask(request);
+  };
+  return [send, problem, clear];
 }
 
 /** `2 nodes`, or `1 of 2 nodes` where one of them is not up. */

@@ -30,7 +30,7 @@ interface INode {
 /** One node: its state, memory and loss, with the buttons that act on it. */
 export function Node({ node, state, curves, send }: INode): React.JSX.Element {
   const points = newestLoss(curves, node.name);
-  const loss = number(node.loss ?? newest(points));
+  const loss = isGone(node) ? ABSENT : number(node.loss ?? newest(points));
   const [cluster, target] = [state.name, node.name];
   const [condition, reason] = conditionOf(node);
   return (
