@@ -45,6 +45,9 @@ def bars_of(browser: Browser, cell: Cell) -> dict[str, list[str]]:
                 continue
             left, bar, right = children(browser, row)
             assert (left["_model_name"], bar["_model_name"]) == ("LabelModel", "FloatProgressModel")
+            layouts = [browser.models[one["layout"].removeprefix("IPY_MODEL_")] for one in (left, bar, right)]
+            assert [layout.get("flex") for layout in layouts] == ["0 0 auto", "1 1 auto", "0 0 auto"]
+            assert layouts[1].get("min_width") == "0"  # else the labels would give way where there is little room
             text = f"{left['value']} {bar['value']:g} {right['value']}".replace("\u2007", " ")
             found.setdefault(place.partition("/")[0], []).append(text)
     return found

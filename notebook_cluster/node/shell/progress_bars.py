@@ -180,7 +180,9 @@ class BarView:
         from ipywidgets import FloatProgress, HBox, Label
 
         self._stack = stack
-        self._left, self._bar, self._right = Label(), FloatProgress(min=0.0, max=1.0), Label()
+        # Where there is little room the bar gives way, and not what it says.
+        self._left, self._right = (Label(layout={"flex": "0 0 auto"}) for _ in range(2))
+        self._bar = FloatProgress(min=0.0, max=1.0, layout={"flex": "1 1 auto", "min_width": "0"})
         self._box = HBox([self._left, self._bar, self._right])
         self._process = os.getpid()
         self._displayed = False
