@@ -431,8 +431,9 @@ def test_what_nodes_reported_is_drawn_in_place_of_the_loss_on_a_logarithmic_axis
     layout = figure.widget.layout
     assert (layout.yaxis.type, layout.yaxis2.type, layout.yaxis3.type) == ("log", "log", "linear")
     assert [title.text for title in layout.annotations] == [
-        "accuracy  b  over steps", "accuracy  b  over minutes", "Memory (GB) over minutes",
+        "accuracy  b <br>over steps", "accuracy  b <br>over time", "Memory (GB)",
     ]  # fmt: skip
+    assert [axis.ticksuffix for axis in (layout.xaxis, layout.xaxis2, layout.xaxis3)] == ["", " min", " min"]
     figure.draw(curves, {}, 0.0)
     assert (len(by_node["desk"].x), len(by_node["mini"].x), layout.yaxis.type) == (1, 0, "linear")
 

@@ -41,6 +41,9 @@ _LARGEST = 3e38
 _INK = "#8b949e"
 _GRID = "rgba(139, 148, 158, 0.22)"
 _CHARTS = 3
+_TITLES = "Loss over steps", "Loss over time", "Memory"
+_TITLE_CHARACTERS = 20
+"""In a line of a title: so the titles stay apart where the notebook is narrow."""
 EARLIER_RUNS = 2
 """Of each job, beside the newest; a report has all that are kept."""
 _DASHES = ("solid", "dash", "dashdot", "longdash")
@@ -75,16 +78,13 @@ class CurvesFigure:
     """One ``FigureWidget`` (``widget``) with two curves of a metric and one of memory a node. One thread at a time."""
 
     def __init__(self) -> None:
-        figure = make_subplots(
-            rows=1, cols=_CHARTS, subplot_titles=("Loss over steps", "Loss over time", "Memory over time"),
-            horizontal_spacing=0.07,
-        )  # fmt: skip
+        figure = make_subplots(rows=1, cols=_CHARTS, subplot_titles=_TITLES, horizontal_spacing=0.07)
         # Mid-grey on transparent reads well on JupyterLab's light and dark theme; a figure cannot know which one is on.
         axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "automargin": True}
         figure.update_layout(
             height=290,
             autosize=True,
-            margin={"l": 50, "r": 14, "t": 30, "b": 60},
+            margin={"l": 50, "r": 14, "t": 32, "b": 60},
             paper_bgcolor="rgba(0, 0, 0, 0)",
             plot_bgcolor="rgba(0, 0, 0, 0)",
             font={"color": _INK, "size": 11, "family": "system-ui, -apple-system, Segoe UI, sans-serif"},
@@ -92,8 +92,8 @@ class CurvesFigure:
             hovermode="closest",
             uirevision="kept",
         )
-        figure.update_annotations(font={"size": 12, "color": _INK})
-        figure.update_xaxes(**axis)
+        figure.update_annotations(font={"size": 11, "color": _INK})
+        figure.update_xaxes(**axis, showticksuffix="last")
         figure.update_yaxes(**axis)
         figure.update_yaxes(rangemode="tozero", col=_CHARTS)  # a few kB more or less must not look like a leak
         self.widget = _BufferedFigure(figure)
@@ -108,9 +108,9 @@ class CurvesFigure:
         self._traces: list[_Trace] = []
         self._points: dict[int, tuple[Sent, Sent]] = {}
         """Of the traces that have others since they were sent last."""
-        self._titles = ["Loss over steps", "Loss over time", "Memory over time"]
-        self._axes: list[tuple[bool | None, str]] = [(None, "")] * _CHARTS
-        """Of each chart whether it has any, and the kind of that which goes up."""
+        self._titles = list(_TITLES)
+        self._axes: list[tuple[bool | None, str, str]] = [(None, "", "")] * _CHARTS
+        """Of each chart whether it has any, the kind of that which goes up, and the unit of the other one."""
         self._restyled = False
 
     def draw(
@@ -159,11 +159,10 @@ class CurvesFigure:
                 self._show_run(index, shown.get(key), colours.get(key[0], NO_PLACE), clock, limit, choice)
             for job, index in self._models.items():
                 self._show_metric(index, curves.of_model(job, metric), "", clock, limit, choice._replace(smooth=False))
-            over = f"over {'minutes' if minutes else 'seconds'}"
             self._entitle(0, _title(metric, "over steps"))
-            self._entitle(1, _title(metric, over))
-            self._entitle(2, f"Memory ({unit}) {over}")
-            self._show_axes(choice)
+            self._entitle(1, _title(metric, "over time"))
+            self._entitle(2, f"Memory ({unit})")
+            self._show_axes(choice, " min" if minutes else " s")
         self._send_points()
         return is_first
 
@@ -274,17 +273,20 @@ class CurvesFigure:
             self._titles[chart] = self.widget.layout.annotations[chart].text = title
             self._restyled = True
 
-    def _show_axes(self, choice: CurveChoice) -> None:
-        """The scale of the metric's axes; a chart without a point has none, for it would go from -1 to 6."""
+    def _show_axes(self, choice: CurveChoice, unit: str) -> None:
+        """The scale of the metric's axes, ``unit`` at those of time; a chart without a point has none, or it would go
+        from -1 to 6."""
         filled = {trace.chart for trace in self._traces if trace.seen[0]}
         for chart in range(_CHARTS):
             shown, kind = chart in filled, "log" if choice.log and chart < _CHARTS - 1 else "linear"
-            if self._axes[chart] == (shown, kind):
+            suffix = unit if chart else ""
+            if self._axes[chart] == (shown, kind, suffix):
                 continue
-            self._axes[chart], self._restyled = (shown, kind), True
+            self._axes[chart], self._restyled = (shown, kind, suffix), True
             name = "" if chart == 0 else str(chart + 1)
             across, up = self.widget.layout[f"xaxis{name}"], self.widget.layout[f"yaxis{name}"]
             across.visible = up.visible = shown
+            across.ticksuffix = suffix
             up.type = kind
 
     def _add_model(self, job: str, label: str) -> None:
@@ -351,5 +353,6 @@ def _label(name: str) -> str:
 
 
 def _title(metric: str, over: str) -> str:
-    """``Loss over steps``, ``test_accuracy over minutes``."""
-    return f"{_label(metric_title(metric, 30))} {over}"
+    """``Loss over steps``, or in two lines ``test_accuracy`` and ``over steps``."""
+    name = _label(metric_title(metric, _TITLE_CHARACTERS))
+    return f"{name}{' ' if len(name) + 1 + len(over) <= _TITLE_CHARACTERS else '<br>'}{over}"
