@@ -207,8 +207,15 @@ def test_a_peer_that_is_not_trusted_cannot_be_clicked_and_says_why(page: "Page",
 
 def test_a_peer_is_added_with_its_code_after_a_typo(page: "Page", lab: Lab) -> None:
     run(page, lab, "code.ipynb")
-    page.get_by_role("button", name="Add library", exact=True).click()
+    add = page.get_by_role("button", name="Add library", exact=True)
     field = page.get_by_role("textbox", name="Code of library")
+    add.dblclick()
+    assert field.evaluate("field => field === document.activeElement")
+    assert page.evaluate("getSelection().toString()") == ""
+    field.press("Escape")
+    assert field.is_hidden()
+    add.click()
+    add.click()
     field.fill("tiger-lamp-24")
     field.press("Enter")
     page.get_by_text("wrong code, 4 tries are left").wait_for(timeout=PATIENCE)
@@ -309,6 +316,27 @@ def overlapping(page: "Page") -> list[str]:
     return found
 
 
+CURVES_FIT = """() => {
+    const plot = document.querySelector('.js-plotly-plot');
+    return plot._fullLayout.width === plot.clientWidth && plot.querySelectorAll('.annotation-text').length === 3;
+}"""
+"""The curves are as wide as the panel."""
+
+
+def titles_apart(page: "Page") -> bool:
+    """The titles of the curves do not touch, nor leave the picture."""
+    apart: bool = page.evaluate(
+        """() => {
+            const box = part => part.getBoundingClientRect();
+            const titles = [...document.querySelectorAll('.js-plotly-plot .annotation-text')].map(box);
+            const all = box(document.querySelector('.js-plotly-plot'));
+            return titles.every(({ left, right, top }, place) => left >= all.left && right <= all.right
+                && top >= all.top && (place === 0 || titles[place - 1].right + 4 <= left));
+        }"""
+    )
+    return apart
+
+
 def test_keys_choose_a_metric_and_open_a_list_while_a_cell_runs(page: "Page", lab: Lab, tmp_path: Path) -> None:
     many = """
 from notebook_cluster.protocol.state import Series
@@ -335,12 +363,20 @@ cluster._tell(SeriesAdded(series=told))
     for width in (520, 700, 900):  # 520: a window of 900 with the sidebar open
         page.set_viewport_size({"width": width, "height": 1000})
         assert overlapping(page) == []
+        page.wait_for_function(CURVES_FIT, timeout=PATIENCE)
+        assert titles_apart(page)
+        page.locator(".js-plotly-plot").screenshot(path=tmp_path / f"curves-{width}.png")
         assert page.locator(".nbc-waits").evaluate("waits => waits.scrollWidth <= waits.clientWidth")
         page.locator(".nbc-panel").screenshot(path=tmp_path / f"{width}.png")
     chooser = page.get_by_label("Number that the curves show")
     chooser.focus()
     page.keyboard.press("End")
-    page.locator(".js-plotly-plot .annotation-text", has_text="test_accuracy over steps").wait_for(timeout=PATIENCE)
+    page.locator(".js-plotly-plot .annotation-text", has_text="test_accuracy").first.wait_for(timeout=PATIENCE)
+    page.set_viewport_size({"width": 520, "height": 1000})
+    page.wait_for_function(CURVES_FIT, timeout=PATIENCE)
+    assert titles_apart(page)
+    page.locator(".js-plotly-plot").screenshot(path=tmp_path / "curves-long.png")
+    page.set_viewport_size({"width": 900, "height": 1000})
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Space")

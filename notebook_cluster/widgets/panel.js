@@ -220,7 +220,7 @@ function codeField(open, peerName, target) {
   root.hidden = true;
   input.addEventListener("keydown", (event) => {
     event.stopPropagation(); // JupyterLab has shortcuts on letters
-    if (event.key === "Enter") submit();
+    if (event.key === "Enter" && !event.repeat) submit();
     if (event.key === "Escape") show(root, false);
   });
   const refresh = () => {
@@ -237,9 +237,10 @@ function codeField(open, peerName, target) {
   };
   return {
     root,
-    toggle() {
-      show(root, root.hidden);
-      if (!root.hidden) input.focus();
+    /** Stays open when asked again: the second click of a double click would close it. Escape does. */
+    open() {
+      show(root, true);
+      input.focus();
     },
     update(needed) {
       writeAttribute(input, "aria-label", `Code of ${peerName()}`);
@@ -255,7 +256,7 @@ function peerRow(open) {
   const [name, about, condition] = [element("span", "nbc-node-name nbc-cut"), element("span", "nbc-small nbc-muted"), pill()];
   const code = codeField(open, () => current.name, () => current.target);
   const lead = button("Lead", { act: () => open.ask("hand_over", current.target, `Handing the cluster over to ${current.name}…`) });
-  const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.toggle() : open.ask("add", current.target, `Adding ${current.name}…`) });
+  const add = button("Add", { className: "nbc-primary", act: () => current.needs_code ? code.open() : open.ask("add", current.target, `Adding ${current.name}…`) });
   return {
     root: element("div", "nbc-peer", { role: "listitem" }, [name, about, condition.root, element("span", "nbc-row", {}, [lead, add]), code.root]),
     update(peer) {
