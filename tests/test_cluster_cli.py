@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from notebook_cluster.client import list_clusters
+from tests.cluster import kill
 from tests.command import run_command
 from tests.conftest import marked_processes, wait_until
 from tests.notebook_kernel import NotebookKernel
@@ -81,3 +82,19 @@ def test_stop_ends_every_process_and_the_cell_that_waits(notebook: NotebookKerne
         assert after.error is not None
         assert told in after.error.value
     wait_until(lambda: list(marked_processes(no_processes_left)) == [notebook.pid], 60, "the cluster's processes")
+
+
+def test_a_coordinator_that_was_killed_is_named_with_what_brings_it_back(notebook: NotebookKernel) -> None:
+    notebook.works("%%on_all\n1")
+    (file,) = list_clusters()
+    kill(file.pid)
+    line = "the coordinator of cluster 'lesson' was killed: %cluster start lesson in a notebook brings it back, or "
+    assert command("status").startswith(line)
+    assert json.loads(command("status", "--json")) == []
+    for arguments in (("status", "lesson"), ("stop", "lesson")):
+        refused = run_command(*arguments)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"notebook-cluster: {line}")
+    notebook.works("%cluster start --no-panel")
+    command("stop", "lesson")
+    assert command("status").startswith("no cluster runs")

@@ -328,3 +328,16 @@ def test_a_home_folder_or_too_much_is_never_sent(project: Path, monkeypatch: pyt
     assert done.returncode == 1
     assert f"all of {project} would go with the script" in done.stderr
     assert list_clusters() == []
+
+
+def test_a_cluster_that_was_killed_goes_on_and_stays_when_the_script_is_over(project: Path) -> None:
+    assert run_command("run", "--keep", "--cluster", "lesson", "train.py").returncode == 0
+    (file,) = list_clusters()
+    os.kill(file.pid, signal.SIGKILL)
+    wait_until(lambda: running_clusters() == [], what="the end of the coordinator")
+    running = Running(project, "--cluster", "lesson", "slow.py")
+    running.until("[local] begun 0")
+    assert "was killed: starting it again from its journal" in running.errors
+    assert running.end(signal.SIGTERM) == 143
+    assert running_clusters() == ["lesson"]
+    assert run_command("stop", "lesson").returncode == 0

@@ -16,12 +16,15 @@ from notebook_cluster.client import (
     find_peers,
     find_run,
     is_led_elsewhere,
+    killed_clusters,
     read_last_run,
     read_run,
     read_runs,
     running_clusters,
     runs_table,
+    was_killed,
 )
+from notebook_cluster.protocol.names import is_name
 from notebook_cluster.protocol.state import PeerView
 from notebook_cluster.security import cluster_directory, fingerprint
 from notebook_cluster.widgets.comparison import compare_runs
@@ -81,6 +84,7 @@ def _print_clusters(clusters: "list[FoundCluster]") -> None:
 def status(options: argparse.Namespace) -> int:
     """Print the state of one cluster, or of all that run; as JSON a list with an object for each."""
     names = [check_running(options.cluster)] if options.cluster else running_clusters()
+    killed = [] if options.cluster else killed_clusters()
     states = []
     for name in names:
         with Cluster.attach(name, kind="cli", live=False) as cluster:
@@ -89,8 +93,8 @@ def status(options: argparse.Namespace) -> int:
         # What scripts write down should let nobody in.
         shown = [_whole(msgspec.structs.replace(state, invitation="")) for state in states]
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
-    elif states:
-        print("\n\n".join(render_text(state) for state in states))
+    elif said := [render_text(state) for state in states] + [_killed(name) for name in killed]:
+        print("\n\n".join(said))
     else:
         print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0
@@ -214,6 +218,15 @@ def check_running(name: str) -> str:
     """``name`` if a cluster of this name runs; UsageError that names those that do."""
     running = running_clusters()
     if name not in running and not is_led_elsewhere(name):
+        if is_name(name) and was_killed(name):
+            raise UsageError(_killed(name))
         known = f"running: {', '.join(running)}" if running else "no cluster runs on this machine"
         raise UsageError(f"no cluster is called {name!r}: {known}")
     return name
+
+
+def _killed(name: str) -> str:
+    return (
+        f"the coordinator of cluster {name!r} was killed: %cluster start {name} in a notebook brings it back, or "
+        f"notebook-cluster run --cluster {name} SCRIPT.py"
+    )

@@ -24,7 +24,7 @@ from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import one_line
 from notebook_cluster.cli.run_files import FileSender, ScriptFiles
 from notebook_cluster.cli.run_output import NodeLines
-from notebook_cluster.client import Cluster, ClusterError, running_clusters
+from notebook_cluster.client import Cluster, ClusterError, running_clusters, was_killed
 from notebook_cluster.magics.errors import reason_of
 from notebook_cluster.magics.execution.waiting import StopCounter
 from notebook_cluster.protocol.launches import LAUNCH_OPTIONS
@@ -58,15 +58,15 @@ def run(options: argparse.Namespace) -> int:
         _say(f"read as options of notebook-cluster: {', '.join(options.behind)} (those of the script stand behind --)")
     _check(options)
     files = ScriptFiles(options.script, alone=options.script_only)
-    was_there = options.cluster in running_clusters()
-    away = bool(options.peers or options.on or options.code or options.code_file or was_there)
+    is_there = bool(options.cluster) and (options.cluster in running_clusters() or was_killed(options.cluster))
+    away = bool(options.peers or options.on or options.code or options.code_file or is_there)
     with (
         files.look(needed=away),
         _reserved(options.cluster, options.script, files.base) as name,
         _ended_by(signal.SIGTERM, signal.SIGHUP),
     ):
         cluster = _start(options, name, files.base)
-        keeps = options.keep or was_there
+        keeps = options.keep or cluster.attached  # it ran, or was killed and went on from its journal
         try:
             with _presses() as presses:
                 code = _run(cluster, options, files, presses, keeps)

@@ -25,7 +25,14 @@ from notebook_cluster.client.past import (
     runs_table,
 )
 from notebook_cluster.client.requests import how_to_join
-from notebook_cluster.client.start import find_clusters, list_clusters, read_last_run, running_clusters
+from notebook_cluster.client.start import (
+    find_clusters,
+    killed_clusters,
+    list_clusters,
+    read_last_run,
+    running_clusters,
+    was_killed,
+)
 from notebook_cluster.client.stream import CellStream
 from notebook_cluster.client.values import (
     MOST_REPLAYED,
@@ -64,6 +71,7 @@ __all__ = [
     "give_source",
     "how_to_join",
     "is_led_elsewhere",
+    "killed_clusters",
     "led_from",
     "list_clusters",
     "named_run",
@@ -80,6 +88,7 @@ __all__ = [
     "send_files",
     "small_source",
     "take_source",
+    "was_killed",
     "who_is_left_out",
     "write_value",
 ]

@@ -95,6 +95,16 @@ def was_killed(name: str) -> bool:
     return folder.is_dir() and read_connection(name) is None and _crashed(folder)
 
 
+def killed_clusters() -> list[str]:
+    """Names of the clusters of which :func:`was_killed` is true, but for those whose journal cannot be read."""
+    found = []
+    for folder in sorted((runtime_directory() / "clusters").glob("*/")):
+        with contextlib.suppress(ClusterError):
+            if not led_from(folder) and was_killed(folder.name):
+                found.append(folder.name)
+    return found
+
+
 def _crashed(directory: Path) -> bool:
     """True when the last coordinator here ended without saying so."""
     from notebook_cluster.journal.kept_runs import import_old
