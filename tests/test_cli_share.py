@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from notebook_cluster.agent import AgentReady, AgentSettings, SharingEvent
+from notebook_cluster.cli.terminal import Terminal
 from notebook_cluster.pairing import pair
 from notebook_cluster.protocol import peer as p
 from notebook_cluster.security import Trusted, agent_directory, new_identity, trusted_coordinators
@@ -348,3 +350,18 @@ def test_an_interrupt_while_it_starts_up_is_no_traceback(jupyter_dirs: Path, no_
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"), [("10.9.8.7", "10.9.8.7:41 --code b"), ("127.0.0.1", "b (this machine is on no network yet)")]
+)
+def test_a_new_code_has_the_address_that_the_machine_has_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], now: str, shown: str
+) -> None:
+    terminal = Terminal(AgentSettings(name="mini", directory=tmp_path), interactive=False, picture=False)
+    terminal.ready(AgentReady(public_key="k" * 40, port=40, pid=1, name="mini", code="a", hosts=["10.0.0.2"]))
+    monkeypatch.setattr("notebook_cluster.cli.terminal.host_addresses", lambda: [now])
+    terminal.happened(SharingEvent("code-opened", "", code="b", port=41))
+    said = capsys.readouterr().out
+    assert "10.0.0.2:0\n" in said
+    assert said.endswith(f"{shown}\n")

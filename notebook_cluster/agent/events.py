@@ -120,12 +120,13 @@ class SharingFile:
             )
         )  # fmt: skip
 
-    def happened(self, event: SharingEvent) -> None:
-        """Another code is open, or none any more."""
+    def happened(self, event: SharingEvent, host: str = "") -> None:
+        """Another code is open, or none any more; ``host``: where this machine is reached now."""
         if self._said is None:
             return
+        said = msgspec.structs.replace(self._said, host=host or self._said.host)
         if event.kind == "code-opened":
-            self._write(msgspec.structs.replace(self._said, code=event.code, pairing_port=event.port))
+            self._write(msgspec.structs.replace(said, code=event.code, pairing_port=event.port))
         elif event.kind in ("code-closed", "code-dead"):
             self._write(msgspec.structs.replace(self._said, code="", pairing_port=0))
 

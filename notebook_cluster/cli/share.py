@@ -14,6 +14,7 @@ from notebook_cluster.agent import (
     SharingFile,
     run_agent,
 )
+from notebook_cluster.agent.machine import host_addresses
 from notebook_cluster.agent.running import log_to_file, log_to_terminal
 from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import is_terminal
@@ -55,7 +56,7 @@ def share(options: argparse.Namespace) -> int:
 
     def happened(event: SharingEvent) -> None:
         terminal.happened(event)
-        file.happened(event)
+        file.happened(event, host_addresses()[0])
 
     try:
         reason = run_agent(settings, ready, happened, terminal.beside)

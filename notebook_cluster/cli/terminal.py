@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from notebook_cluster.agent import FOLLOWS_ALL, Agent, AgentReady, AgentSettings, SharingEvent
+from notebook_cluster.agent.machine import host_addresses
 from notebook_cluster.cli.console import Keyboard, one_line
 from notebook_cluster.protocol.clock import clock
 from notebook_cluster.security import fingerprint, trusted_coordinators
@@ -37,6 +38,10 @@ def introduce(ready: AgentReady, settings: AgentSettings, *, picture: bool) -> N
 def add_line(host: str, port: int, code: str) -> str:
     """What is typed in a notebook to add this machine."""
     return f"%cluster add {host}:{port} --code {code}"
+
+
+def _alone(host: str) -> str:
+    return " (this machine is on no network yet)" if host.startswith("127.") else ""
 
 
 def draw_qr(content: str) -> None:
@@ -68,7 +73,7 @@ def how_to_add(ready: AgentReady, settings: AgentSettings, *, bold: bool) -> Ite
         return
     yield ""
     yield f"    code     {_BOLD + ready.code + _PLAIN if bold else ready.code}"
-    yield f"    address  {where}"
+    yield f"    address  {where}{_alone(ready.host)}"
     yield ""
     yield _validity(settings)
     yield "In a notebook on this network:"
@@ -201,8 +206,8 @@ class Terminal:
         """The first code is part of the introduction; later ones are said with what to type."""
         if self._ready is None:
             return
-        typed = add_line(self._ready.host, event.port, event.code)
-        _say(f"new code: {event.code}, good for one person: {typed}")
+        host = host_addresses()[0]  # not as it was in the beginning: a notebook computer changes its network
+        _say(f"new code: {event.code}, good for one person: {add_line(host, event.port, event.code)}{_alone(host)}")
 
     # ---- clusters that invite machines -----------------------------------------------------------------------------
 
