@@ -16,6 +16,7 @@ from notebook_cluster.security import data_directory, load_identity
 from notebook_cluster.widgets import render_findings
 from tests.cluster import run, running_cluster
 from tests.conftest import Agents, wait_until
+from tests.test_cluster_take_over import OLD
 
 DEMO = "nbc-demo"
 MINI = f"mini-{os.getpid()}"
@@ -145,3 +146,17 @@ def test_a_shared_agent_is_listed_with_whether_it_answers(
     row = next(row for row in peers["table"] if row[0] == MINI)  # type: ignore[attr-defined]
     assert row[3] == "yes"
     assert [finding for finding in findings if finding["subject"] == "port" and MINI in str(finding["text"])]
+
+
+def test_a_peer_of_another_version_is_named_with_the_way_out(
+    agents: Agents, jupyter_dirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OLD)
+    agents(MINI, environment={"PYTHONPATH": str(tmp_path)})
+
+    def warned() -> list[dict[str, object]]:
+        return [finding for finding in findings_of(capsys)[1] if f"peer '{MINI}' speaks" in str(finding["text"])]
+
+    (found,) = wait_until(warned, 60, "the agent to be heard")
+    assert (found["subject"], found["level"]) == ("versions", "warning")
+    assert str(found["text"]).endswith(f"upgrade notebook-cluster on '{MINI}'")

@@ -16,6 +16,7 @@ import msgspec
 from notebook_cluster.cli.clusters import check_running
 from notebook_cluster.client import Cluster, running_clusters
 from notebook_cluster.protocol.views import Finding
+from notebook_cluster.protocol.wire import mismatch
 from notebook_cluster.security import data_directory, fingerprint, same_user_keys, trusted_peers
 from notebook_cluster.widgets import render_findings
 
@@ -117,6 +118,8 @@ async def _peers(found: "Sequence[FoundPeer]") -> list[Finding]:
         for p in found
     ]
     findings.append(f.say("peers", "ok", f"{len(found)} heard over mDNS{IN_GROUP}", table=rows))
+    others = [line for peer in found if (line := mismatch(peer.name, peer.protocol))]
+    findings += [f.say("versions", "warning", line, "pip install --upgrade notebook-cluster") for line in others]
     findings += f.same_names((peer.name, peer.address, fingerprint(peer.public_key)) for peer in found)
     tried = found[: MAX_TARGETS // 4]
     answers = await reach({peer.instance: [(host, peer.port) for host in peer.hosts[:4]] for peer in tried})
