@@ -11,7 +11,7 @@ from notebook_cluster.cli import main
 from notebook_cluster.magics import load_ipython_extension
 from notebook_cluster.magics.errors import UsageError
 from notebook_cluster.protocol import VERSION
-from tests.command import run_command
+from tests.command import COMMAND, run_command
 from tests.conftest import Agents, wait_until
 
 
@@ -137,3 +137,25 @@ def test_what_is_mistyped_is_answered_with_what_was_meant(
     assert shown.out == ""
     assert said in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_who_stops_reading_ends_a_command_silently(jupyter_dirs: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run([COMMAND, "status"], stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.stderr == b""
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'notebook_cluster.cli.arguments': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from notebook_cluster.cli import main\n"
+        "sys.exit(main(['share']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -16,10 +16,8 @@ can start a command (ssh, systemd, srun).
 Exit codes: 0 done, 1 it did not work (one line says why), 2 what was typed is not known.
 """
 
+import os
 import sys
-
-from notebook_cluster.cli.arguments import UsageError, parse
-from notebook_cluster.magics import why_not_here
 
 __all__ = ["main"]
 
@@ -27,18 +25,32 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run one command with ``arguments`` (default: those of the process) and return its exit code."""
     try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str] | None) -> int:
+    # Loaded here, so that Ctrl-C meanwhile is no traceback.
+    from notebook_cluster.cli.arguments import UsageError, parse
+    from notebook_cluster.magics import why_not_here
+
+    try:
         options = parse(arguments)
         if problem := why_not_here():
             raise RuntimeError(problem)
         # What a command needs is loaded when it runs: --version and --help answer at once.
         run = options.load()
         code: int = run(options)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        # Whoever should read has gone, as head does when it has enough. Python tries again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except UsageError as error:
         print(f"notebook-cluster: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError, RuntimeError) as error:
         print(f"notebook-cluster: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return code
