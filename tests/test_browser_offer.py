@@ -38,7 +38,14 @@ for step in itertools.count():
     nc.report(step=step, loss=1 / (1 + step))
     time.sleep(0.05)
 """
+SHOWN = "import notebook_cluster\n%cluster start lesson"
 LIVE = ".nbc-panel .nbc-button"
+IN_SIGHT = """() => {
+    const view = document.querySelector('.jp-Notebook').getBoundingClientRect();
+    const panel = document.querySelector('.nbc-panel').getBoundingClientRect();
+    return view.top <= panel.top && panel.top + 200 <= view.bottom;
+}"""
+"""The head of the panel is where one looks."""
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +123,27 @@ def test_where_the_kernel_is_free_the_cluster_is_shown_in_a_new_cell_with_a_clic
     restart_kernel(page)
     reload(page)
     offer(page).get_by_text("Cluster lesson is running cell 1.").wait_for(timeout=PATIENCE)
+    page.set_viewport_size({"width": 1280, "height": 460})
     offer(page).get_by_role("button", name="Show it here").click()
     page.locator(LIVE).first.wait_for(timeout=PATIENCE)
-    assert sources(page)[-1] == "%load_ext notebook_cluster\n%cluster start lesson"
+    page.wait_for_function(IN_SIGHT, timeout=PATIENCE)
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    assert sources(page) == [START, TRAIN, SHOWN]
     page.get_by_text("cell 1 is running; Stop ends the watching only").wait_for(timeout=PATIENCE)
     assert offer(page).count() == 0
+
+
+def test_a_cell_that_shows_it_already_is_run_again_without_a_word_about_what_is_loaded(page: "Page") -> None:
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
+    wait_for_kernel(page)
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs').then(() => null)")
+    save(page)
+    reload(page)
+    offer(page).get_by_role("button", name="Show it here").click(timeout=PATIENCE)
+    page.locator(LIVE).first.wait_for(timeout=PATIENCE)
+    page.get_by_text("cell 1 is running; Stop ends the watching only").wait_for(timeout=PATIENCE)
+    assert sources(page) == [START, TRAIN, SHOWN]
+    assert page.get_by_text("already loaded").count() == 0
 
 
 def test_a_panel_that_was_saved_lives_again_and_nothing_is_offered(page: "Page") -> None:

@@ -4,7 +4,7 @@
  * not saved, and what the cell puts out does not come any more.
  */
 
-import { INotebookTracker, NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
+import { INotebookTracker, Notebook, NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
@@ -136,11 +136,39 @@ function hasPanel({ content }: NotebookPanel): boolean {
   );
 }
 
-/** Run what shows `cluster` in a new cell at the end of the notebook. */
+/** Run what shows `cluster` in a cell at the end of the notebook, a new one unless it is there already, and look at it. */
 function showIn(panel: NotebookPanel, cluster: string): void {
   const { content, sessionContext } = panel;
+  // Where our magics are loaded `%load_ext` says so; an import says nothing, and is enough.
+  const source = `import notebook_cluster\n%cluster start ${cluster}`;
+  content.deselectAll();
   content.activeCellIndex = content.widgets.length - 1;
-  NotebookActions.insertBelow(content);
-  content.activeCell?.model.sharedModel.setSource(`%load_ext notebook_cluster\n%cluster start ${cluster}`);
+  const last = content.activeCell?.model;
+  if (last?.type !== 'code' || last.sharedModel.getSource() !== source) {
+    NotebookActions.insertBelow(content);
+    content.activeCell?.model.sharedModel.setSource(source);
+  }
   void NotebookActions.run(content, sessionContext);
+  lookAtPanel(content);
+}
+
+/**
+ * Keep the cell that runs at the top of the view until its panel is there, which would else be out of sight below it: one
+ * cannot scroll to where nothing is yet. Who goes to another cell is not called back.
+ */
+function lookAtPanel(content: Notebook): void {
+  const cell = content.activeCell;
+  if (!cell) {
+    return;
+  }
+  const growth = new ResizeObserver(() => {
+    const isHere = !cell.isDisposed && content.activeCell === cell;
+    if (isHere) {
+      void content.scrollToItem(content.activeCellIndex, 'start', 0);
+    }
+    if (!isHere || cell.node.querySelector(LIVE)) {
+      growth.disconnect();
+    }
+  });
+  growth.observe(cell.node);
 }
