@@ -1,12 +1,15 @@
 """``notebook-cluster status|detach|stop`` in a terminal, against a cluster that a notebook uses."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from notebook_cluster.client import list_clusters
+from notebook_cluster.client.start import NEWS_S
+from notebook_cluster.security import runtime_directory
 from tests.cluster import kill
 from tests.command import run_command
 from tests.conftest import marked_processes, wait_until
@@ -91,6 +94,13 @@ def test_a_coordinator_that_was_killed_is_named_with_what_brings_it_back(noteboo
     line = "the coordinator of cluster 'lesson' was killed: %cluster start lesson in a notebook brings it back, or "
     assert command("status").startswith(line)
     assert json.loads(command("status", "--json")) == []
+    folder = runtime_directory() / "clusters" / "lesson"
+    written = {path: path.stat().st_mtime for path in folder.glob("run.journal*")}
+    for path, moment in written.items():
+        os.utime(path, (moment, moment - NEWS_S))
+    assert command("status").startswith("no cluster runs")
+    for path, moment in written.items():
+        os.utime(path, (moment, moment))
     for arguments in (("status", "lesson"), ("stop", "lesson")):
         refused = run_command(*arguments)
         assert refused.returncode == 2

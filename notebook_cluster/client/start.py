@@ -31,6 +31,8 @@ SLOW_START = 3.0
 """Seconds between two lines about a start that takes long."""
 DEFAULT_LEASE = 600.0
 """Seconds without any view and without a running cell after which a cluster ends; one with a head takes a day."""
+NEWS_S = 86_400.0
+"""After so long that a coordinator was killed is no news any more."""
 PEERS_VARIABLE = "NOTEBOOK_CLUSTER_PEERS"
 """Names or HOST:PORT of peers to know of without mDNS, commas between; ``all`` adds them too."""
 
@@ -96,11 +98,17 @@ def was_killed(name: str) -> bool:
 
 
 def killed_clusters() -> list[str]:
-    """Names of the clusters of which :func:`was_killed` is true, but for those whose journal cannot be read."""
+    """Names of the clusters of which :func:`was_killed` is true and that ran within the last day, but for those whose
+    journal cannot be read: a laptop that is switched off kills its coordinators, and in time there are many."""
+    from notebook_cluster.journal.store import journal_path
+
     found = []
     for folder in sorted((runtime_directory() / "clusters").glob("*/")):
-        with contextlib.suppress(ClusterError):
-            if not led_from(folder) and was_killed(folder.name):
+        with contextlib.suppress(ClusterError, OSError):
+            path = journal_path(folder)
+            written = [one.stat().st_mtime for one in (path, path.with_name(f"{path.name}-wal")) if one.exists()]
+            is_old = max(written, default=0.0) < time.time() - NEWS_S
+            if not (is_old or led_from(folder)) and was_killed(folder.name):
                 found.append(folder.name)
     return found
 
