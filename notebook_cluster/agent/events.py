@@ -124,9 +124,9 @@ class SharingFile:
         """Another code is open, or none any more; ``host``: where this machine is reached now."""
         if self._said is None:
             return
-        said = msgspec.structs.replace(self._said, host=host or self._said.host)
         if event.kind == "code-opened":
-            self._write(msgspec.structs.replace(said, code=event.code, pairing_port=event.port))
+            host = host or self._said.host
+            self._write(msgspec.structs.replace(self._said, host=host, code=event.code, pairing_port=event.port))
         elif event.kind in ("code-closed", "code-dead"):
             self._write(msgspec.structs.replace(self._said, code="", pairing_port=0))
 

@@ -84,7 +84,6 @@ def _print_clusters(clusters: "list[FoundCluster]") -> None:
 def status(options: argparse.Namespace) -> int:
     """Print the state of one cluster, or of all that run; as JSON a list with an object for each."""
     names = [check_running(options.cluster)] if options.cluster else running_clusters()
-    killed = [] if options.cluster else killed_clusters()
     states = []
     for name in names:
         with Cluster.attach(name, kind="cli", live=False) as cluster:
@@ -93,10 +92,10 @@ def status(options: argparse.Namespace) -> int:
         # What scripts write down should let nobody in.
         shown = [_whole(msgspec.structs.replace(state, invitation="")) for state in states]
         print(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
-    elif said := [render_text(state) for state in states] + [_killed(name) for name in killed]:
-        print("\n\n".join(said))
     else:
-        print("no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
+        killed = [] if options.cluster else killed_clusters()
+        said = [render_text(state) for state in states] + [_killed(name) for name in killed]
+        print("\n\n".join(said) or "no cluster runs: in a notebook, %load_ext notebook_cluster and %cluster start")
     return 0
 
 

@@ -174,12 +174,12 @@ class RoundClient:
         if apply.counted:
             self._optimizer_state.counted()
         self._members, self._round_step = apply.members, self._progress.step
-        self._progress.tell_unread()
         self._received = Round(apply.round, apply.members, 0.0, apply.bytes_sent, apply.state_hash, apply.counted)
         self._round_open = False
         self._schedule.applied()
         if apply.last:
             self._end_rounds()
+        self._progress.tell_unread()  # last: it raises where what was computed has failed on the device
 
     def _round_applied(self) -> None:
         """The model has received a round."""

@@ -46,11 +46,13 @@ def check_steps_only(optimizer: Any, model: Any) -> None:
     ValueError: the torch ``optimizer`` steps trained parameters that the ``model`` has not: each node would step those
         with gradients of its own.
     """
-    named = getattr(model, "named_parameters", None)
-    groups = getattr(optimizer, "param_groups", []) if callable(named) else []
-    own = {id(one) for _, one in named()} if callable(named) else set()
-    others = [one for group in groups for one in group["params"] if one.requires_grad and id(one) not in own]
-    if others and len(others) < sum(one.requires_grad for group in groups for one in group["params"]):
+    named = getattr(model, "named_parameters", None)  # that mlx has not
+    if not callable(named):
+        return
+    own, groups = {id(one) for _, one in named()}, getattr(optimizer, "param_groups", [])
+    stepped = [one for group in groups for one in group["params"] if one.requires_grad]
+    others = [one for one in stepped if id(one) not in own]
+    if 0 < len(others) < len(stepped):  # of none of the model's check_trains() tells
         many = f"{len(others)} of its parameters are" if len(others) > 1 else "one of its parameters is"
         shapes = ", ".join(str(tuple(one.shape)) for one in others[:3]) + (", ..." if len(others) > 3 else "")
         raise ValueError(
