@@ -276,6 +276,8 @@ def test_clusters_that_appear_later_are_listed_and_joined_by_their_number(share:
             mini.type(f"{number}\nmaple-river-7\n")
             await until(mini, f"paired with cluster {name} of anna@laptop")
             await until(mini, "connected")
+            # the machine may hear of it first
+            await asyncio.to_thread(wait_until, lambda: cluster.arrived, 60, "the cluster to hear of it")
             assert len(cluster.arrived) == 1
             await asyncio.to_thread(mini.close)
 
