@@ -63,6 +63,27 @@ def test_saved_on_three_nodes_resumed_on_two(tmp_path: Path) -> None:
         assert_equal_models(cluster.run(second))
 
 
+def test_what_was_loaded_since_the_last_round_is_said_to_be_in_no_checkpoint(tmp_path: Path, capfd: Any) -> None:
+    def trained(node: Node) -> None:
+        model, optimizer, sync = make(node)
+        for step in range(2 * EVERY):
+            sync.step(train(model, optimizer, batch(step + 100 * node.rank())))
+            if step + 1 == EVERY:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+            sync.checkpoint("each-step")
+        sync.finish()
+        sync.checkpoint("last")
+        model.load_state_dict(best)
+        sync.checkpoint("best")
+
+    with Cluster(["a", "b"], tmp_path) as cluster:
+        cluster.run(trained)
+    said = [line for line in capfd.readouterr().err.splitlines() if "checkpoint" in line]
+    assert len(said) == 2
+    for line in said:
+        assert "checkpoint 'best' has the global parameters of round 2, not what was loaded into the model" in line
+
+
 def test_only_one_node_has_the_checkpoint_on_its_disk(tmp_path: Path) -> None:
     def first(node: Node) -> Any:
         model, optimizer, sync = make(node)

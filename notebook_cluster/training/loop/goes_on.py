@@ -202,6 +202,17 @@ class GoesOn(RoundClient):
                 "loaded, load them before the sync object is made. The model keeps them"
             )
 
+    def _ask_for_checkpoint(self, name: str) -> None:
+        """Its answer comes into ``_saved``. It has the global parameters, whatever the model was given since then."""
+        if self._job.owner is self and self._replica.was_changed():
+            self._warn(
+                f"checkpoint {name!r} has the global parameters of round {self._replica.round}, not what was loaded into "
+                "the model, or changed in it, since then: torch.save(model.state_dict(), FILE), or model.save_weights(FILE) "
+                "in MLX, saves that"
+            )
+        self._saved.pop(name, None)
+        self._job.request_checkpoint(name)
+
     def _momentum_goes_on(self) -> bool:
         """Whether a momentum that is this node's own goes on, in a strategy that has one."""
         return self._optimizer_state.restored

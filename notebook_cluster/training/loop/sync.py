@@ -183,8 +183,7 @@ class RoundSync(GoesOn):
         self._check_usable()
         if not self._ready:
             self._register_if_needed()
-        self._saved.pop(name, None)
-        self._job.request_checkpoint(name)
+        self._ask_for_checkpoint(name)
         self._wait_until(lambda: name in self._saved or self._passing, f"checkpoint {name}")
         if self._idle():
             return None
