@@ -335,7 +335,7 @@ class Coordinator:
             self._stop("nobody looked at it for its lease", True)
         self._global_models.tick(now)
         fresh = self._persistence.keep(now)
-        if self.core.is_dirty and any(view.live for view in self.views.views.values()):
+        if self.views.wants_state(self.core.is_dirty):
             self.core.shown()
             self.views.send_live(v.StateChanged(state=self._shown.cluster()))
         if fresh:

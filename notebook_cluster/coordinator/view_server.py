@@ -21,7 +21,8 @@ from notebook_cluster.sockets import Pump
 log = logging.getLogger(__name__)
 
 SILENT_AFTER = 15.0
-"""Seconds without a word after which a view counts as gone."""
+"""Seconds without a word after which a view counts as gone where nobody is at its end any more, and stands still
+otherwise: a stopped process, or one whose interpreter is held. It is sent no state until it is heard again."""
 
 
 KERNELS_KEPT = 16
@@ -44,7 +45,14 @@ class View:
         """Cells whose questions it answers."""
         self.asked: set[int] = set()
         """Questions that were put to it by the coordinator before this one."""
-        self.last_heard = time.monotonic()
+        self.last_heard = self.last_tried = time.monotonic()
+        self.missed = False
+        """It was not sent what others were."""
+
+    @property
+    def stands_still(self) -> bool:
+        """It has said nothing for long."""
+        return self.last_heard < time.monotonic() - SILENT_AFTER
 
     def take(self, kept: KeptView) -> None:
         """Be as the coordinator before this one knew it."""
@@ -90,15 +98,15 @@ class ViewSocket:
         socket = self._context.socket(zmq.ROUTER)
         socket.set(zmq.LINGER, 500)
         socket.set(zmq.SNDHWM, 20_000)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
         serve(socket, self.server, "views")
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         self._pump, self._address = Pump(socket, on_frames), f"tcp://127.0.0.1:{port}"
         return self._address
 
-    def send(self, frames: list[bytes]) -> None:
-        """To the view whose identity is the first frame; nothing before :meth:`open`."""
-        if self._pump is not None:
-            self._pump.send(frames)
+    def send(self, frames: list[bytes]) -> bool:
+        """To the view whose identity is the first frame; nothing before :meth:`open`. False: nobody takes it there."""
+        return self._pump is not None and self._pump.send(frames)
 
     def close(self) -> None:
         """Nobody is behind its address any more."""
@@ -265,7 +273,7 @@ class ViewServer:
     @property
     def looked_at(self) -> bool:
         """Somebody may look at a view: a Jupyter server with no browser before it is there too, but nobody at it."""
-        return any(view.kind != "server" for view in self.views.values())
+        return any(view.kind != "server" and not view.stands_still for view in self.views.values())
 
     def note_kernel(self, kernel: str) -> bool:
         """``kernel`` has attached now; False where a view lives in none."""
@@ -280,13 +288,18 @@ class ViewServer:
     def send(self, view: View, event: AnyEvent) -> None:
         self._put([view.identity, encode(event)])
 
+    def wants_state(self, changed: bool) -> bool:
+        """Whether there is a view to send a state to, which has ``changed``, or which it has missed."""
+        return any(view.live and (changed or (view.missed and not view.stands_still)) for view in self.views.values())
+
     def send_live(self, event: AnyEvent) -> None:
         """To every view that wants state and series."""
-        listeners = [view for view in self.views.values() if view.live]
-        if listeners:
-            data = encode(event)
-            for view in listeners:
-                self._put([view.identity, data])
+        data = b""
+        for view in self.views.values():
+            if view.live:
+                view.missed = view.stands_still
+                if not view.missed:
+                    self._put([view.identity, data := data or encode(event)])
 
     def send_watching(self, cell: int, event: AnyEvent) -> None:
         """To every view that watches ``cell``."""
@@ -304,13 +317,17 @@ class ViewServer:
                 self._put([view.identity, data])
 
     def drop_silent(self) -> None:
-        """Forget views that were not heard for a while (a killed kernel says no goodbye)."""
+        """Forget views that were not heard for a while and whose process is gone (a killed kernel says no goodbye)."""
         if self._kept is not None:
             return  # the loop may have had much else to do
-        limit = time.monotonic() - SILENT_AFTER
-        for view in [view for view in self.views.values() if view.last_heard < limit]:
-            del self.views[view.identity]
-            self._on_left(view, False)
+        now = time.monotonic()
+        for view in [view for view in self.views.values() if view.stands_still]:
+            if now - view.last_tried < SILENT_AFTER:
+                continue
+            view.last_tried = now
+            if not self.socket.send([view.identity, encode(Reply(id=0))]):  # an answer that nobody waits for
+                del self.views[view.identity]
+                self._on_left(view, False)
 
     async def close(self) -> None:
         for task in self._tasks:

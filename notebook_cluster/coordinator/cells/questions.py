@@ -170,7 +170,8 @@ class StdinQuestions:
         return next((view for view in self._answering.get(cell, []) if self._is_there(view, cell)), None)
 
     def _is_there(self, view: View, cell: int) -> bool:
-        return self._views.views.get(view.identity) is view and cell in view.watching
+        there = self._views.views.get(view.identity) is view and not view.stands_still
+        return there and cell in view.watching
 
     def _nobody(self, event: InputRequested, run: Execution) -> None:
         asked = f"asked {event.prompt.strip()!r}" if event.prompt.strip() else "asked for input"
