@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ async def test_a_view_that_stood_still_goes_on_and_one_whose_process_is_gone_is_
         server.socket.view_identity.public_key,
         server.socket.view_identity.secret_key,
     )
-    process = subprocess.Popen([sys.executable, "-c", VIEW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", VIEW, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     said = process.stdout
@@ -55,7 +55,7 @@ async def test_a_view_that_stood_still_goes_on_and_one_whose_process_is_gone_is_
     async def sent_and_heard() -> bytes:
         await until(lambda: not view.stands_still, "word of the view")
         server.send_live(SeriesAdded(series=[]))
-        return await asyncio.get_running_loop().run_in_executor(None, said.readline)
+        return await said.readline()
 
     try:
         await until(lambda: any(view.live for view in server.views.values()), "view")
@@ -82,7 +82,7 @@ async def test_a_view_that_stood_still_goes_on_and_one_whose_process_is_gone_is_
         assert left == []
     finally:
         process.kill()
-        process.wait()
+        await process.wait()
 
     def forgotten() -> bool:
         server.drop_silent()

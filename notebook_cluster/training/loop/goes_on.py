@@ -206,9 +206,9 @@ class GoesOn(RoundClient):
         """Its answer comes into ``_saved``. It has the global parameters, whatever the model was given since then."""
         if self._job.owner is self and self._replica.was_changed():
             self._warn(
-                f"checkpoint {name!r} has the global parameters of round {self._replica.round}, not what was loaded into "
-                "the model, or changed in it, since then: torch.save(model.state_dict(), FILE), or model.save_weights(FILE) "
-                "in MLX, saves that"
+                f"checkpoint {name!r} has the global parameters of round {self._replica.round}, not what was loaded "
+                "into the model, or changed in it, since then: torch.save(model.state_dict(), FILE), or "
+                "model.save_weights(FILE) in MLX, saves that"
             )
         self._saved.pop(name, None)
         self._job.request_checkpoint(name)
