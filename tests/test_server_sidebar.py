@@ -372,6 +372,22 @@ async def test_this_machine_is_shared_and_not_shared_any_more(connect: Connect) 
     )
 
 
+async def test_a_stream_that_cannot_go_on_is_closed_so_that_its_page_connects_anew(
+    server: Any, connect: Connect
+) -> None:
+    def broken(name: str) -> str:
+        raise RuntimeError("nothing is there")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server.web_app.settings["notebook_cluster_hub"], "history", broken)
+        stream = await connect()
+        async with asyncio.timeout(60):
+            while await stream.socket.read_message() is not None:
+                pass
+    again = await connect()
+    await again.until(lambda: is_running(again) and again.series)
+
+
 async def test_what_is_not_an_action_is_answered_with_why(connect: Connect, jp_fetch: Fetch) -> None:
     stream = await connect()
     await stream.socket.write_message('{"id": 5, "action": "explode"}')

@@ -160,7 +160,13 @@ class StreamHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):  # type: 
 
     async def _send(self, browser: BrowserOutbox) -> None:
         with contextlib.suppress(WebSocketClosedError):
-            await browser.run()
+            try:
+                await browser.run()
+            except WebSocketClosedError:
+                raise
+            except Exception:
+                self.log.exception("notebook-cluster: sending to a browser failed; it connects anew")
+                self.close()
 
     async def _write(self, text: str) -> None:
         await self.write_message(text)

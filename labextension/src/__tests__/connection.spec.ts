@@ -59,6 +59,16 @@ it('tries again after each break, waiting longer each time', async () => {
   expect([store.state().link, store.state().nextTry]).toEqual(['live', 0]);
 });
 
+it('gives a try up that nobody answers, and tries anew', async () => {
+  await jest.advanceTimersByTimeAsync(30_000);
+  expect(store.state().link).toBe('lost');
+  await jest.advanceTimersByTimeAsync(500);
+  expect(sockets.length).toBe(2);
+  last().onopen!({} as never);
+  await jest.advanceTimersByTimeAsync(60_000);
+  expect([store.state().link, sockets.length]).toEqual(['live', 2]);
+});
+
 it('tries at once when asked, and only once', async () => {
   await refuse();
   connection.tryNow();

@@ -30,6 +30,7 @@ export interface IAnswer {
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
+const LONGEST_TRY = 30_000;
 const LOST = 'the connection to the Jupyter server was lost: look whether it happened, then try again';
 const NOT_THERE = 'there is no connection to the Jupyter server: wait for it, or press "Try now"';
 
@@ -80,13 +81,19 @@ export class Connection {
   private connect(): void {
     const socket = this.server.open();
     this.socket = socket;
+    // Nobody tells a browser that a server which took the connection will never answer: then it is tried anew.
+    const late = setTimeout(() => socket.close(), LONGEST_TRY);
     socket.onopen = () => {
+      clearTimeout(late);
       this.isOpen = true;
       this.failures = 0;
       this.store.connected();
     };
     socket.onmessage = (event: never) => this.receive((event as MessageEvent).data);
-    socket.onclose = () => void this.closed();
+    socket.onclose = () => {
+      clearTimeout(late);
+      void this.closed();
+    };
   }
 
   private async closed(): Promise<void> {
