@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -160,6 +161,16 @@ def test_a_killed_kernel_is_named_with_its_reason_and_restart_brings_it_back() -
         assert (row.condition, row.rank) == ("dead", None)
         cluster.restart("local-2")
         assert run(cluster, "print(x)")["local-2"] == "5\n"
+
+
+def test_a_node_that_is_restarted_while_it_restarts_is_up_for_both_who_asked() -> None:
+    with running_cluster(local=1) as cluster:
+        run(cluster, "x = 1")
+        with ThreadPoolExecutor(3) as threads:
+            asked = [threads.submit(cluster.restart, "local") for _ in range(3)]
+            assert [one.result() for one in asked] == [None] * 3
+        assert node(cluster.state(), "local").condition == "ok"
+        assert run(cluster, "print(x)") == {"local": "1\n"}
 
 
 def test_a_killed_coordinator_is_revived_and_the_cell_goes_on(work: Path) -> None:

@@ -89,18 +89,22 @@ class Membership:
             future.result()
 
     def restart(self, name: str, why: str = "restarted", *, replay: bool = True, all_cells: bool = False) -> None:
-        """End the node's kernel, if it runs, and start the next incarnation under the same name."""
+        """End the node's kernel, if it runs, and start the next incarnation under the same name; who waits for one that
+        does not answer yet waits for this one."""
         node = self._core.state.nodes[name]
         link = self._delivery.links.get(node.peer)
         if link is None or link.condition in ("lost", "refused"):
             reason = link.why if link is not None else self._core.state.peers[node.peer].dropped
             raise RequestError(f"peer {node.peer!r} of node {name!r} is not connected ({reason})")
+        waited_for = None if node.is_in else self._ready.pop(name, None)
         if node.condition not in ("dead",) and node.incarnation:
             self._delivery.to_agent(node.peer, p.StopNode(node=name, incarnation=node.incarnation, force=True))
             self.node_down(name, node.incarnation, why, [], dead=True)
         if not replay:
             self._no_replay.add(name)
         self.order(name, all_cells=all_cells)
+        if waited_for is not None and not waited_for.done():
+            self._ready[name] = waited_for
 
     def recover(self) -> None:
         """After a restart of the coordinator: what its predecessor decided and may not have sent, again. Agents and
