@@ -4,6 +4,7 @@
 const SURE_MILLISECONDS = 4000;
 const QUIET_MILLISECONDS = 500;
 const SILENT_MILLISECONDS = 6000;
+const MANY_STATES = 4; // that came while one was drawn
 const ANSWER_LEVELS = { running: "info", done: "good", failed: "bad" };
 
 /** An element with a class, attributes and children; a text child becomes a text node. */
@@ -517,6 +518,39 @@ function fitFigures(el) {
   if (plots.some(isOff)) window.dispatchEvent(new Event("resize"));
 }
 
+/**
+ * Draws the newest state, then lets the page rest for as long as that took: of what comes in this time the last one is drawn. A
+ * page in which many have piled up tells the kernel that it is behind, which then waits for each state to be drawn (subshell.py).
+ */
+function drawNewest(model, draw) {
+  const view = Math.random().toString(36).slice(2);
+  let [resting, come] = [0, 0];
+  const drawOnce = () => {
+    const { tell } = model.get("state");
+    const isBehind = come >= MANY_STATES && !document.hidden; // a page that nobody sees is slow by intention
+    const began = performance.now();
+    const rested = () => {
+      resting = 0;
+      if (Number.isInteger(tell) && isBehind) model.send({ action: "behind", view });
+      if (tell) model.send({ action: "drawn", view, number: tell });
+      if (come) drawOnce();
+    };
+    come = 0;
+    try {
+      draw();
+    } finally {
+      resting = setTimeout(rested, performance.now() - began);
+    }
+  };
+  return {
+    take() {
+      come += 1;
+      if (!resting) drawOnce();
+    },
+    end: () => clearTimeout(resting),
+  };
+}
+
 function render({ model, el }) {
   const resized = new ResizeObserver(() => fitFigures(el));
   resized.observe(el);
@@ -583,13 +617,15 @@ function render({ model, el }) {
     if (picture) el.dispatchEvent(new CustomEvent("notebook-cluster-picture", { detail: picture, bubbles: true }));
   };
   model.on("msg:custom", keep);
-  model.on("change:state", update);
+  const drawing = drawNewest(model, update);
+  model.on("change:state", drawing.take);
   update();
   el.append(root);
   return () => {
     resized.disconnect();
     model.off("msg:custom", keep);
-    model.off("change:state", update);
+    model.off("change:state", drawing.take);
+    drawing.end();
   };
 }
 

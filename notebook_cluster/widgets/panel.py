@@ -33,7 +33,7 @@ from notebook_cluster.widgets.formatting import node_colours, plain
 from notebook_cluster.widgets.model import panel_model
 from notebook_cluster.widgets.saving import series_csv, thinned
 from notebook_cluster.widgets.static_html import render_html
-from notebook_cluster.widgets.subshell import Pace, reroute
+from notebook_cluster.widgets.subshell import Pace, SlowViews, reroute
 from notebook_cluster.widgets.text import render_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ _panels: list["Panel"] = []
 
 
 class PanelWidget(anywidget.AnyWidget):  # type: ignore[misc]
-    """Shows ``state`` (:func:`.model.panel_model`, ``answers``, ``notice``) and sends ``{action, target, id}``."""
+    """Shows ``state`` (:func:`.model.panel_model`, ``answers``, ``notice``) and sends ``{action, target, id}``.
+    Where ``state`` has a number as ``tell``, each view says when it has drawn that (:class:`.subshell.SlowViews`)."""
 
     _esm = _HERE / "panel.js"
     _css = _HERE / "panel.css"
@@ -111,10 +112,12 @@ class Panel:
         self._state_pace, self._curve_pace = Pace(STATE_SECONDS), Pace(CURVE_SECONDS)
         self._picture_pace = Pace(PICTURE_SECONDS)
         self._picture_pace.take_from(time.monotonic())
+        self._slow_views, self._has_answer = SlowViews(), False
         self._widget = PanelWidget(state=self._shown())
         self._box = VBox([self._widget])
         self._widget.on_msg(lambda widget, content, buffers: self._clicked(content))
-        if not reroute(kernel, [self._widget], self._inbox.put):
+        self._hears_views = reroute(kernel, [self._widget], self._inbox.put)
+        if not self._hears_views:
             self._notice = _NO_SUBSHELL.format(version=_ipykernel_version())
         self._widget.comm.on_close(lambda message: self._inbox.put(self._leave))
         # Subscribed first, so that no point is lost between the history and the first event.
@@ -158,28 +161,35 @@ class Panel:
         while not self._over:
             self._take()
             now = time.monotonic()
-            if not self._over and self._state_pace.take(now):
-                self._guarded(self._push_state)
-            if not self._over and self._curve_pace.take(now):
+            # The state comes last, or who has drawn it has not drawn the curves yet; but before them where it answers.
+            may_send = not self._over and not self._has_answer and not self._slow_views.wait(now)
+            if may_send and self._curve_pace.take(now):
                 self._guarded(self._draw)
-            if not self._over and self._picture_pace.take(now):
+            if may_send and self._picture_pace.take(now):
                 self._guarded(self._send_picture)
+            if not self._over and (may_send or self._has_answer) and self._state_pace.take(now):
+                self._guarded(self._push_state)
         if self._leaves_picture:
             self._guarded(self._leave_picture)
 
     def _take(self) -> None:
         """Make every call that was posted; wait for one no longer than until something is due."""
-        now = time.monotonic()
-        paces = (self._state_pace, self._curve_pace, self._picture_pace)
-        dues = (*(pace.wait(now) for pace in paces), self._actions.next_expiry())
         try:
-            call = self._inbox.get(timeout=min((due for due in dues if due is not None), default=None))
+            call = self._inbox.get(timeout=self._until_due(time.monotonic()))
             while True:
                 self._guarded(call)
                 call = self._inbox.get_nowait()
         except queue.Empty:
             if self._actions.next_expiry() == 0.0:
                 self._state_pace.ask()
+
+    def _until_due(self, now: float) -> float | None:
+        asked = self._state_pace.wait(now)
+        state = asked if asked is not None else self._actions.next_expiry()
+        if self._has_answer:
+            return state
+        dues, held = (state, self._curve_pace.wait(now), self._picture_pace.wait(now)), self._slow_views.wait(now)
+        return min((max(due, held) for due in dues if due is not None), default=None)
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """``call()``; what goes wrong is shown in the panel, because prints of this thread go nowhere."""
@@ -208,13 +218,15 @@ class Panel:
         self._curve_pace.ask()
 
     def _clicked(self, content: object) -> None:
+        if self._slow_views.hear(content, time.monotonic()):
+            return
         if isinstance(content, dict) and content.get("action") == "curves":
             self._choose(content)
         elif isinstance(content, dict) and content.get("action") == "points":
             self._send_points()
         else:
             self._actions.ask(content)
-        self._state_pace.ask()
+        self._ask_for_answer()
 
     def _choose(self, content: dict[str, Any]) -> None:
         """``{metric, smooth, log}``; a metric that nobody reported leaves the one that is shown."""
@@ -233,7 +245,11 @@ class Panel:
     def _posted(self, call: Callable[[], None]) -> None:
         """Called on action threads: ``call`` changes an answer, so the state must be sent after it."""
         self._inbox.put(call)
-        self._inbox.put(self._state_pace.ask)
+        self._inbox.put(self._ask_for_answer)
+
+    def _ask_for_answer(self) -> None:
+        self._has_answer = True
+        self._state_pace.ask()
 
     def _shown(self) -> dict[str, Any]:
         crowd = max(len(self._latest.nodes) / MANY_NODES, 1.0)
@@ -250,7 +266,10 @@ class Panel:
         }
 
     def _push_state(self) -> None:
-        self._widget.state = self._shown()
+        state = self._shown()
+        if self._hears_views:
+            state["tell"] = self._slow_views.number(time.monotonic())
+        self._widget.state, self._has_answer = state, False
 
     def _send_picture(self, bundle: dict[str, str] | None = None) -> None:
         """How the panel looks, for the file. The browser writes it: what a kernel sends to an output does not arrive
@@ -266,7 +285,7 @@ class Panel:
                 return
             self._figure = new_figure()
             reroute(self._kernel, [self._figure.widget], self._inbox.put)
-            self._state_pace.ask()  # from now on with the list of metrics
+        self._state_pace.ask()  # with the list of metrics, and who draws it has drawn these curves
         if self._figure.draw(self._curves, node_colours(self._latest.nodes), self._latest.started, self._choice):
             self._box.children = (self._widget, self._figure.widget)
 

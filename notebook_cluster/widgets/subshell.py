@@ -1,5 +1,5 @@
 """What lies between a widget and the browser: its messages are handled while a cell runs, and what is sent to it keeps
-a pace. ipykernel's private names are used only here.
+a pace, and waits for a page that falls behind. ipykernel's private names are used only here.
 
 A kernel handles one shell message at a time, so a click waits for the running cell. ipykernel 7 has subshells, threads
 that handle shell messages of their own. Which one a comm's message goes to differs:
@@ -15,6 +15,7 @@ On the subshell nothing is done but posting: a subshell that is blocked blocks t
 
 import concurrent.futures
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -129,3 +130,70 @@ class Pace:
             return False
         self._asked, self._next = False, now + self.interval
         return True
+
+
+PATIENCE_SECONDS = 5.0
+"""That a view is waited for, which may have been closed, until what is new is sent all the same."""
+PROMPT_SECONDS, PROMPT_STATES = 0.25, 10
+"""A view that has drawn so many states in a row, each within that time, keeps up again."""
+_MOST_VIEWS = 16
+
+
+@dataclass
+class _SlowView:
+    waits_since: float | None = None
+    """When the first state that it has not drawn yet was sent, or it has drawn the last one that it has drawn."""
+    prompt: int = 0
+
+
+class SlowViews:
+    """The views that fall behind: the next state is sent when each of them has drawn the last one.
+
+    A view that keeps up says nothing, for each message of a page makes a busy kernel look idle. One in which states
+    pile up says ``{action: "behind", view}``, and from then on states have a number and each view that has drawn one
+    says ``{action: "drawn", view, number}``, until those that were behind are prompt again.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, _SlowView] = {}
+        self._sent = 0
+
+    def hear(self, message: object, now: float) -> bool:
+        """False where ``message`` is of something else. Of views that are not waited for it changes nothing."""
+        match message:
+            case {"action": "behind", "view": str(view)}:
+                if len(self._views) < _MOST_VIEWS:
+                    self._views.setdefault(view, _SlowView())
+            case {"action": "drawn", "view": str(view), "number": int(number)}:
+                self._note_drawn(view, number, now)
+            case _:
+                return False
+        return True
+
+    def _note_drawn(self, name: str, number: int, now: float) -> None:
+        view = self._views.get(name)
+        if view is None or view.waits_since is None:
+            return
+        has_all = number >= self._sent
+        view.prompt = view.prompt + 1 if has_all and now - view.waits_since <= PROMPT_SECONDS else 0
+        view.waits_since = None if has_all else now
+        if view.prompt >= PROMPT_STATES:
+            del self._views[name]
+
+    def number(self, now: float) -> int:
+        """Of the state that is sent at ``now``, or 0: nobody shall say that it was drawn. Who was waited for in vain is
+        forgotten."""
+        self._views = {name: view for name, view in self._views.items() if _patience(view, now) != 0}
+        for view in self._views.values():
+            view.waits_since = now if view.waits_since is None else view.waits_since
+        self._sent += 1
+        return self._sent if self._views else 0
+
+    def wait(self, now: float) -> float:
+        """Seconds from ``now`` until what is new is sent, unless all have drawn the last state before."""
+        return max((_patience(view, now) or 0.0 for view in self._views.values()), default=0.0)
+
+
+def _patience(view: _SlowView, now: float) -> float | None:
+    """Seconds for which ``view`` is waited for; None where it has drawn everything."""
+    return None if view.waits_since is None else max(view.waits_since + PATIENCE_SECONDS - now, 0.0)
