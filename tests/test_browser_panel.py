@@ -147,6 +147,55 @@ def test_curves_miss_nothing_where_their_script_is_read_slowly(page: "Page", lab
     slow.close()
 
 
+DRAW_SLOWLY = """
+const closest = Element.prototype.closest;
+globalThis.drawingMilliseconds = 1500;
+Element.prototype.closest = function (selector) {
+  const end = performance.now() + (selector === ".widget-vbox" ? drawingMilliseconds : 0);
+  while (performance.now() < end);
+  return closest.call(this, selector);
+};
+"""
+"""panel.js looks for the figure each time that it draws, which takes as long as six states need to come."""
+UNTIL_BEHIND_AND_STOPPED = """
+from notebook_cluster.widgets import panel, subshell
+subshell.PATIENCE_SECONDS, panel.STATE_SECONDS = 1e6, 0.1
+def is_waited_for():
+    return panel._panels[-1]._widget.state.get("tell", 0) > 0
+def wait_for(condition):
+    end = time.monotonic() + 120
+    while not condition() and time.monotonic() < end: time.sleep(0.02)
+wait_for(is_waited_for)
+print("the page is waited for:", is_waited_for())
+wait_for(lambda: cluster.calls)
+before = cluster.step
+wait_for(lambda: cluster.step > before + 16)
+print("the cell saw", cluster.calls)
+"""
+UNTIL_PROMPT = """
+subshell.PROMPT_SECONDS = 1e6
+wait_for(lambda: not is_waited_for())
+print("the page keeps up:", not is_waited_for())
+"""
+
+
+def test_a_page_that_draws_slowly_is_waited_for_and_shows_at_once_what_a_click_did(page: "Page", lab: Lab) -> None:
+    leave(page)
+    slow = page.context.new_page()
+    slow.add_init_script(DRAW_SLOWLY)
+    slow.goto("api/status")
+    run(slow, lab, "slow-page.ipynb", UNTIL_BEHIND_AND_STOPPED, UNTIL_PROMPT)
+    slow.get_by_text("the page is waited for: True").wait_for(timeout=PATIENCE)
+    slow.get_by_role("button", name="Stop cell").click()
+    slow.get_by_text("Still busy: mini. Stop cell again kills and restarts it").wait_for(timeout=PATIENCE)
+    slow.get_by_text("the cell saw [('interrupt', False)]").wait_for(timeout=PATIENCE)
+    slow.evaluate("drawingMilliseconds = 0")
+    slow.get_by_text("the page keeps up: True").wait_for(timeout=PATIENCE)
+    wait_for_progress(slow)
+    leave(slow)
+    slow.close()
+
+
 def test_panel_comes_back_after_a_page_reload_and_acts_in_a_busy_cell(page: "Page", lab: Lab) -> None:
     run(page, lab, "reload.ipynb")
     wait_for_curves(page, 6)
