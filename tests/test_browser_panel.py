@@ -186,7 +186,7 @@ def test_a_page_that_draws_slowly_is_waited_for_and_shows_at_once_what_a_click_d
     slow.goto("api/status")
     run(slow, lab, "slow-page.ipynb", UNTIL_BEHIND_AND_STOPPED, UNTIL_PROMPT)
     slow.get_by_text("the page is waited for: True").wait_for(timeout=PATIENCE)
-    slow.get_by_role("button", name="Stop cell").click()
+    slow.get_by_role("button", name="Stop cell").click(timeout=PATIENCE)
     slow.get_by_text("Still busy: mini. Stop cell again kills and restarts it").wait_for(timeout=PATIENCE)
     slow.get_by_text("the cell saw [('interrupt', False)]").wait_for(timeout=PATIENCE)
     slow.evaluate("drawingMilliseconds = 0")
