@@ -653,3 +653,33 @@ def test_a_scaler_of_an_earlier_cell_is_not_held_against_a_loop_without_one(tmp_
     with Cluster(["a"], tmp_path) as cluster:
         scalers[1].scale(torch.ones(1))  # and was interrupted
         assert isinstance(cluster.run(cell)["a"], nn.Module)
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "server", "DeMo"])
+def test_an_overflow_that_a_scaler_looks_for_is_no_advice_to_lower_the_learning_rate(
+    tmp_path: Path, capfd: Any, strategy: str
+) -> None:
+    scales = []
+
+    def cell(node: Node) -> nn.Module:
+        model = build(seed=0)
+        optimizer = made("SGD", model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+        sync = STRATEGIES[strategy](model, optimizer)
+        for step in range(4):
+            scaled = scaler.scale(loss_of(model, batch(step)))
+            (scaled * (torch.inf if step == 1 else 1.0)).backward()
+            scaler.unscale_(optimizer)
+            sync.step(samples=8)
+            scaler.update()
+        sync.finish()
+        scales.append(scaler.get_scale())
+        return model
+
+    with Cluster(["a"], tmp_path) as cluster:
+        model = cluster.run(cell)["a"]
+    assert np.isfinite(flat(model)).all()
+    assert scales == [2.0**13]
+    said = capfd.readouterr().err
+    assert "round 2 holds NaN or infinity and is left out, as a GradScaler leaves a step out now and then" in said
+    assert "infinity: lower its learning rate" not in said

@@ -67,6 +67,8 @@ class Arrived(Message, frozen=True):
     sample: str = ""
     """A hash of some bytes of the contribution: of two that differ it differs, but of two that are nearly alike it may
     not."""
+    scaled: bool = False
+    """A GradScaler has multiplied the loss: that a step overflows is how it finds its scale."""
 
 
 class Close(Message, frozen=True):

@@ -69,12 +69,9 @@ def on_arrived(transition: Transition, job: JobState, node: str, message: Arrive
             transition, job, node, f"the work of {node!r} for round {message.round} counts {message.samples} samples"
         )
     elif not message.finite:
-        refuse(
-            transition,
-            job,
-            node,
-            f"the work of {node!r} for round {message.round} holds NaN or infinity: lower its learning rate",
-        )
+        what = f"the work of {node!r} for round {message.round} holds NaN or infinity"
+        scaler = "is left out, as a GradScaler leaves a step out now and then; in every round: lower its learning rate"
+        refuse(transition, job, node, f"{what} and {scaler}" if message.scaled else f"{what}: lower its learning rate")
     elif message.samples and len(message.gradients) not in (0, byte_count(len(register.schema))):
         reason = (
             f"the work of {node!r} for round {message.round} has bytes for {8 * len(message.gradients)} tensors to say "

@@ -59,6 +59,8 @@ class Boundary(msgspec.Struct, frozen=True):
     """The tensors that this node has a gradient of (:mod:`notebook_cluster.rounds.numerics.bits`)."""
     optimizer: str = ""
     """What this node's own optimiser steps with; empty: no node has one of its own."""
+    scaled: bool = False
+    """As in Arrived."""
 
     def without_work(self, *, more: bool = False) -> "Boundary":
         """The same of a node that only receives."""

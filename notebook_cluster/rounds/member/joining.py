@@ -93,8 +93,7 @@ def _release_if_over(state: MemberState, effects: list[Effect], counted: bool = 
     stale = fragments.gradients and mine.base != state.state_hash
     if not stale and mine.fragment == fragments.of_round(state.round + 1):
         return
-    more = not fragments.gradients
-    state.contribution = mine.without_work(more=more)
+    state.contribution = mine.without_work(more=not fragments.gradients)
     state.serial += 1
     effects.append(ReleaseContribution())
     if stale and not counted:
@@ -120,6 +119,7 @@ def current_arrival(state: MemberState) -> Arrived | None:
         codec=register.codec,
         norm=mine.norm,
         finite=mine.finite,
+        scaled=mine.scaled,
         finishing=mine.finishing,
         contribution=state.serial,
         outer=mine.outer,

@@ -73,7 +73,8 @@ class Replica:
         first to encode what is sent."""
         self.parameters = parameters
         self.fragments = fragments
-        self.started = False
+        self.started = self.scaled = False
+        """``scaled``: a GradScaler has multiplied the loss that the gradients at hand are of."""
         self.theta = self.momentum = np.empty(0, np.float32)
         """The global parameters that the local work is based on."""
         self.state_hash, self.round = "", 0

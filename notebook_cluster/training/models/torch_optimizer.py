@@ -80,17 +80,21 @@ def watch_scalers(framework: str) -> None:
     GradScaler.scale, GradScaler.update = noted, forgotten  # type: ignore[method-assign]
 
 
-def check_unscaled(optimizer: Any = None) -> None:
-    """Raises:
-    ValueError: a GradScaler has multiplied the loss, and the gradients of ``optimizer``, or of any where there is none,
-        were not divided again.
+def check_unscaled(optimizer: Any = None) -> bool:
+    """Whether a GradScaler has multiplied the loss, and the gradients were divided again.
+
+    Raises:
+        ValueError: those of ``optimizer``, or of any where there is none, were not divided.
     """
+    found = False
     for scaler in list(_scaled):
         _scaled.discard(scaler)
         # torch has no public word for it
         stages = {key: state["stage"].name for key, state in scaler._per_optimizer_states.items()}
         asked = stages if optimizer is None else {id(optimizer)}
-        if scaler.get_scale() == 1 or any(stages.get(key) == "UNSCALED" for key in asked):
+        unscaled = any(stages.get(key) == "UNSCALED" for key in asked)
+        if unscaled or scaler.get_scale() == 1:
+            found = found or unscaled
             continue
         what = "optimizer" if optimizer is not None else "any optimizer of the model"
         raise ValueError(
@@ -98,6 +102,7 @@ def check_unscaled(optimizer: Any = None) -> None:
             f"loss: call scaler.unscale_({what}) before sync.step() and scaler.update() after it, or use autocast with "
             "torch.bfloat16, which needs no scaler"
         )
+    return found
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class DataParallel(RoundSync):
 
     def _contribute(self, finishing: bool) -> None:
         if self._replica.steps:
-            check_unscaled(self._user_optimizer)
+            self._replica.scaled = check_unscaled(self._user_optimizer)
         self._advance()
         super()._contribute(finishing)
 

@@ -146,7 +146,7 @@ class DeMo(RoundSync):
 
     def _contribute(self, finishing: bool) -> None:
         if self._replica.steps:
-            check_unscaled()
+            self._replica.scaled = check_unscaled()
         super()._contribute(finishing)
 
     @property
@@ -219,7 +219,7 @@ class MomentumReplica(Replica):
         try:
             encoded = wire.encode(self.fragments.pack(values))
         except NotFiniteError:
-            return Boundary(b"", samples, steps, finite=False, finishing=finishing)
+            return Boundary(b"", samples, steps, finite=False, finishing=finishing, scaled=self.scaled)
         self._local.left = momentum - self.fragments.unpack(wire.decode(encoded))[:trained]
         return Boundary(encoded, samples, steps, norm=norm, finishing=finishing)
 

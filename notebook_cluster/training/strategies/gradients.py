@@ -84,7 +84,7 @@ class GradientReplica(Replica):
         try:
             encoded = wire.encode_in(self.memory, values)
         except NotFiniteError:
-            return structs.replace(empty, samples=samples, steps=steps, finite=False, more=more)
+            return structs.replace(empty, samples=samples, steps=steps, finite=False, scaled=self.scaled, more=more)
         if wire.codec.lossy and steps:
             self._next_error = self._with(values - wire.decode(encoded), waits)
         return structs.replace(empty, encoded=encoded, samples=samples, steps=steps, norm=norm, more=more)
