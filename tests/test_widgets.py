@@ -596,6 +596,17 @@ def test_samples_of_all_nodes_that_are_there_are_added_while_a_cell_runs() -> No
     assert "Samples/s" not in {fact["label"] for fact in panel_model(cluster_view(cell=None))["facts"]}
 
 
+@pytest.mark.parametrize("condition", ["lost", "dead", "asleep"])
+def test_the_last_loss_of_a_node_that_is_gone_is_shown_only_once_the_cluster_has_ended(condition: str) -> None:
+    gone = node_view(1, "mini", condition=condition, step=30, loss=0.1234, scalars={"accuracy": 0.875})
+    view = cluster_view(nodes=[node_view(0, "laptop"), gone])
+    for render in (render_text, render_html):
+        assert "0.1234" not in render(view)
+        assert "0.875" not in render(view)
+        assert "0.1234" in render(view, ended="stopped")
+    assert [panel_model(view)["nodes"][1][name] for name in ("step", "loss", "extra")] == ["30", ABSENT, ""]
+
+
 def test_who_has_failed_and_of_what_is_said_until_the_next_cell() -> None:
     cell = CellView(
         id=7, source="train()", status="running", nodes={"laptop": "running", "mini": "error"},

@@ -246,6 +246,7 @@ def _cell(cell: CellView | None, now: float, over: bool) -> dict[str, Any] | Non
 
 def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
     is_gone = node.condition in GONE
+    is_old = is_gone and not ended  # its last numbers are not those of this moment
     total, used = max(node.memory_total, 1), 0 if is_gone else node.memory_used
     did = state.cell.nodes.get(node.name, "") if state.cell is not None else ""
     failed = node.failed if node.condition == "ok" else ""
@@ -287,11 +288,11 @@ def _node(node: NodeView, state: ClusterView, ended: bool) -> dict[str, Any]:
             "peak_fraction": round(min(max(node.memory_peak / total, 0.0), 1.0), 4) if node.memory_total else 0.0,
         },
         "step": integer(node.step),
-        "loss": number(node.loss),
+        "loss": ABSENT if is_old else number(node.loss),
         "round": integer(node.last_round),
         "wait": ABSENT if node.round_wait is None else duration(node.round_wait),
         "checkpoint": checkpoint,
-        "extra": " · ".join(_extra(node, works=busy and not ended and not is_gone)),
+        "extra": "" if is_old else " · ".join(_extra(node, works=busy and not ended)),
     }
 
 

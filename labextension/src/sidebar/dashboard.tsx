@@ -6,7 +6,7 @@ import type { ClusterView, EventView, NodeView } from '../generated';
 import { Charts, CHOICE } from './charts';
 import { progress } from './clusters';
 import type { Act } from './controls';
-import { conditionOf, Facts, isBusy, rateOf, vitalsOf, Waits } from './facts';
+import { conditionOf, Facts, isBusy, isGone, rateOf, vitalsOf, Waits } from './facts';
 import { useOpened } from './folding';
 import { ABSENT, ago, byteCount, clock, duration, integer, number } from './format';
 import { Logs } from './logs';
@@ -120,7 +120,7 @@ function Row({ node, state }: { node: NodeView; state: ClusterView }): React.JSX
         <Note text={node.memory_peak ? `peak ${byteCount(node.memory_peak)}` : ''} />
       </td>
       <td>{integer(node.step)}</td>
-      <td>{number(node.loss)}</td>
+      <td>{isGone(node) ? ABSENT : number(node.loss)}</td>
       <td>{(isBusy(node, state) && rateOf(node).map(Math.round).map(integer)[0]) || ABSENT}</td>
       <td>{integer(node.last_round)}</td>
       <td>{duration(node.round_wait)}</td>
