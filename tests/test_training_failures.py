@@ -339,6 +339,33 @@ def test_an_optimizer_that_steps_more_than_the_model_is_refused_where_its_steps_
         assert str(error).startswith("optimizer=Adam: one of its parameters is not in this Sequential (shape ()) and")
 
 
+def test_parameters_that_the_optimizer_of_local_steps_has_and_no_sync_object_are_named_once(
+    tmp_path: Path, capfd: Any
+) -> None:
+    def cell(node: Node, with_another: bool) -> None:
+        model, other = build(), build()
+        temperature = nn.Parameter(torch.ones(()))
+        frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        more = [*other.parameters()] if with_another else [temperature]
+        optimizer = torch.optim.Adam([*model.parameters(), *more, frozen])
+        syncs = [nc.DiLoCo(model, every=2, name="one", optimizer=optimizer)]
+        if with_another:
+            syncs.append(nc.DiLoCo(other, every=2, name="two", optimizer=optimizer))
+        for _ in range(4):
+            for sync in syncs:
+                sync.step()
+        for sync in syncs:
+            sync.finish()
+
+    with Cluster(NAMES[:1], tmp_path) as cluster:
+        for with_another in (True, False):
+            cluster.run(lambda node, another=with_another: cell(node, another))
+            said = capfd.readouterr().err
+            line = "[one] optimizer=Adam: one of its parameters is not in this Sequential (shape ()) and would differ"
+            assert said.count("would differ between the nodes") == said.count(line) == (not with_another), said
+    assert "or make a sync object with name= for each model" in said
+
+
 def test_layers_that_are_unfrozen_in_mid_training_are_named(tmp_path: Path) -> None:
     def cell(node: Node) -> nn.Module:
         model = build()

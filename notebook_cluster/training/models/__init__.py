@@ -4,8 +4,9 @@ May import: ``rounds.numerics`` and ``codecs``. No framework is imported before 
 everything above in ``training``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from notebook_cluster.training.models import mlx_optimizer, torch_optimizer
 from notebook_cluster.training.models.lora import freeze_a_of_mlx, freeze_a_of_torch
@@ -41,25 +42,41 @@ def check_trains(optimizers: Sequence[Any], model: Any) -> None:
         )
 
 
+_synced: "WeakSet[Any]" = WeakSet()
+"""The torch models that sync objects were made for."""
+
+
 def check_steps_only(optimizer: Any, model: Any) -> None:
     """Raises:
     ValueError: the torch ``optimizer`` steps trained parameters that the ``model`` has not: each node would step those
         with gradients of its own.
     """
-    named = getattr(model, "named_parameters", None)  # that mlx has not
-    if not callable(named):
-        return
-    own, groups = {id(one) for _, one in named()}, getattr(optimizer, "param_groups", [])
-    stepped = [one for group in groups for one in group["params"] if one.requires_grad]
-    others = [one for one in stepped if id(one) not in own]
-    if 0 < len(others) < len(stepped):  # of none of the model's check_trains() tells
-        many = f"{len(others)} of its parameters are" if len(others) > 1 else "one of its parameters is"
-        shapes = ", ".join(str(tuple(one.shape)) for one in others[:3]) + (", ..." if len(others) > 3 else "")
-        raise ValueError(
-            f"optimizer={type(optimizer).__name__}: {many} not in this {type(model).__name__} (shape {shapes}) and "
-            "would differ between the nodes: put all that it steps into one model, as torch.nn.ModuleList([a, b]) or "
-            "as an attribute, or make an optimizer for each model"
-        )
+    if text := _steps_more([optimizer], model, [model]):
+        raise ValueError(f"{text}, or make an optimizer for each model")
+
+
+def differing(optimizers: Sequence[Any], model: Any) -> str:
+    """A line about the parameters that the torch ``optimizers`` step and no sync object averages, or empty."""
+    text = _steps_more(optimizers, model, _synced)
+    return f"{text}, or make a sync object with name= for each model" if text else ""
+
+
+def _steps_more(optimizers: Sequence[Any], model: Any, models: Iterable[Any]) -> str:
+    """What one of ``optimizers`` steps that none of the ``models`` has."""
+    own = {id(one) for each in models if hasattr(each, "named_parameters") for _, one in each.named_parameters()}
+    for optimizer in optimizers:
+        groups = getattr(optimizer, "param_groups", [])
+        stepped = [one for group in groups for one in group["params"] if one.requires_grad]
+        others = [one for one in stepped if id(one) not in own]
+        if 0 < len(others) < len(stepped):  # of none of the model's check_trains() tells
+            many = f"{len(others)} of its parameters are" if len(others) > 1 else "one of its parameters is"
+            shapes = ", ".join(str(tuple(one.shape)) for one in others[:3]) + (", ..." if len(others) > 3 else "")
+            return (
+                f"optimizer={type(optimizer).__name__}: {many} not in this {type(model).__name__} (shape {shapes}) and "
+                "would differ between the nodes: put all that it steps into one model, as torch.nn.ModuleList([a, b]) "
+                "or as an attribute"
+            )
+    return ""
 
 
 def refuse_other_steps(optimizer: Any, refuses: Callable[[], bool]) -> None:
@@ -82,6 +99,7 @@ def parameters_of(model: Any, *, freeze_a: bool = False) -> WithGradients:
 
         if freeze_a:
             freeze_a_of_torch(model)
+        _synced.add(model)
         return TorchParameters(model)
     if "mlx" in frameworks and hasattr(model, "trainable_parameters"):
         from notebook_cluster.training.models.mlx_parameters import MlxParameters

@@ -27,6 +27,7 @@ from notebook_cluster.training.loop.encoding import encoder_of
 from notebook_cluster.training.loop.replica import Replica
 from notebook_cluster.training.loop.round_client import Round
 from notebook_cluster.training.loop.sync import RoundSync
+from notebook_cluster.training.models import differing
 from notebook_cluster.training.models.parameters import WithGradients
 from notebook_cluster.training.settings.arguments import DISK, MEMORY, Strategy
 from notebook_cluster.training.settings.schedule import Seconds
@@ -34,6 +35,8 @@ from notebook_cluster.training.settings.schedule import Seconds
 
 class LocalSteps(RoundSync):
     """A strategy of which each node steps with its own optimiser, and exchanges once in ``every`` steps."""
+
+    _has_stepped = False
 
     def step(self, loss: Any = None, samples: float = 1) -> Round | None:
         """After each step of the user's optimiser. ``samples``: examples in its batch, the weight of this node's work.
@@ -51,6 +54,10 @@ class LocalSteps(RoundSync):
             return self._take_step(loss, samples)
 
     def _take_step(self, loss: Any, samples: float) -> Round | None:
+        if not self._has_stepped:  # by now each model that is trained has its sync object
+            self._has_stepped = True
+            if text := differing(self._objects.optimizers, self._model()):
+                self._warn(text)
         self._count_step(loss, samples)
         received = None
         if self._round_open:
