@@ -105,7 +105,10 @@ def test_a_code_is_read_from_a_file_with_a_warning_when_others_can_read_that(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "No such file"),
+        (
+            None,
+            "--code-file {file}: no code can be read there (No such file or directory): name the file that holds it",
+        ),
         ("", "the first line of {file} is not a code"),
         ("abc\n", "the first line of {file} is not a code"),
         ("\nmaple-river-7\n", "the first line of {file} is not a code"),
@@ -120,6 +123,38 @@ def test_a_file_without_a_code_is_named(jupyter_dirs: Path, content: str | None,
     assert (done.returncode, done.stdout) == (1, "")
     assert said.format(file=file) in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", ["size=64k", "ro"])
+def test_a_disk_that_takes_nothing_is_said_in_one_line_with_the_way_out(jupyter_dirs: Path, options: str) -> None:
+    """With a file system of its own, which is full or read-only: only a namespace of its own may mount one."""
+    disk = jupyter_dirs / "disk"
+    disk.mkdir()
+    start = "from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance(); "
+    start += "s.run_line_magic('load_ext', 'notebook_cluster'); s.run_cell('%cluster start')"
+    lines = [
+        f"mount -t tmpfs -o {options} tmpfs {disk} || exit 77",
+        f"head -c 9999999 /dev/zero > {disk}/fill",
+        f"HOME={disk} {COMMAND} share --no-code",
+        f"{COMMAND} share --no-code --data-dir {disk}/x",
+        f'JUPYTER_RUNTIME_DIR={disk}/run {sys.executable} -c "{start}"',
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", "\n".join(lines)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, timeout=99
+    )
+    if done.returncode in (1, 77) and "cannot be written" not in done.stderr:
+        pytest.skip(f"no file system of its own: {done.stderr}")
+    said = [line for line in (done.stderr + done.stdout).splitlines() if "cannot be written, for " in line]
+    assert len(said) == 3, done.stderr + done.stdout
+    for line, way_out in zip(
+        said, ["set JUPYTER_DATA_DIR to", "choose with --data-dir", "set JUPYTER_RUNTIME_DIR to"], strict=True
+    ):
+        assert str(disk) in line
+        assert f"{way_out} a folder" in line
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "[Errno" not in done.stderr + done.stdout
 
 
 def test_a_code_and_a_file_exclude_each_other(jupyter_dirs: Path) -> None:

@@ -51,6 +51,8 @@ def _run(arguments: list[str] | None) -> int:
         print(f"notebook-cluster: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"notebook-cluster: {error}", file=sys.stderr)
+        from notebook_cluster.security import in_words
+
+        print(f"notebook-cluster: {in_words(error) if isinstance(error, OSError) else error}", file=sys.stderr)
         return 1
     return code

@@ -20,7 +20,7 @@ from notebook_cluster.cli.arguments import UsageError
 from notebook_cluster.cli.console import is_terminal
 from notebook_cluster.cli.terminal import Terminal
 from notebook_cluster.cli.values import read_code
-from notebook_cluster.security import agent_directory, private_directory
+from notebook_cluster.security import agent_directory, in_words, private_directory
 
 if TYPE_CHECKING:
     from notebook_cluster.discovery import FoundCluster
@@ -42,6 +42,15 @@ def share(options: argparse.Namespace) -> int:
         from notebook_cluster.cli.picker import choose
 
         chosen = choose()
+    try:
+        return _share(options, settings, interactive, chosen)
+    except OSError as error:
+        raise in_words(error, Path(error.filename or settings.directory)) from None
+
+
+def _share(
+    options: argparse.Namespace, settings: AgentSettings, interactive: bool, chosen: "tuple[FoundCluster, str] | None"
+) -> int:
     if interactive:
         # The person reads the events; between them a log would only be in the way of what is typed.
         log_to_file(settings.directory / "agent.log")

@@ -254,7 +254,12 @@ def read_code(options: argparse.Namespace, *, runs_long: bool = True) -> str:
 
 
 def _from_file(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
+    try:
+        opened = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        way_out = f"name the file that holds it, or use --code {ASK}, which asks for it"
+        raise OSError(f"--code-file {path}: no code can be read there ({error.strerror}): {way_out}") from None
+    with opened as file:
         code = _checked(_line(file), f"the first line of {path}")
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             print(f"{path} can be read by others of this machine: chmod 600 {path}", file=sys.stderr, flush=True)

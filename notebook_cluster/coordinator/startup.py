@@ -30,7 +30,15 @@ from notebook_cluster.peering.candidates import Trust
 from notebook_cluster.protocol import PROTOCOL_VERSION, VERSION
 from notebook_cluster.protocol.hand_over import Moved
 from notebook_cluster.protocol.views import ConnectionFile, RequestError
-from notebook_cluster.security import Identity, TrustStore, announce, data_directory, load_identity, write_private
+from notebook_cluster.security import (
+    Identity,
+    TrustStore,
+    announce,
+    data_directory,
+    in_words,
+    load_identity,
+    write_private,
+)
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +121,7 @@ def run_alone(folder: Path, cluster: str, progress: StartProgress, run: Callable
         asyncio.run(run())
     except (RequestError, ValueError, OSError) as error:
         log.exception("this process ends")
-        progress.fail(str(error))
+        progress.fail(str(in_words(error) if isinstance(error, OSError) else error))
         logging.shutdown()
         os._exit(1)  # nothing to tidy up, and sockets that are open would wait for it
     os.close(held)

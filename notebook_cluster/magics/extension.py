@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.magics.cluster_command import run_command
@@ -91,8 +91,9 @@ class Extension:
         from notebook_cluster.client import running_clusters
 
         name = self.session.default_name
-        if name in running_clusters():
-            print(f"cluster {name!r} is running: %cluster attach comes back to it")
+        with suppress(OSError):  # %cluster start says what it is
+            if name in running_clusters():
+                print(f"cluster {name!r} is running: %cluster attach comes back to it")
 
     def _cluster(self, line: str) -> Any:
         """Start, steer and end a cluster: %cluster start, %cluster alone shows all there is."""
@@ -226,6 +227,12 @@ def _plain_errors(what: str, session: NotebookSession) -> Iterator[None]:
             if "has ended" in text and "%cluster" not in text:
                 text += " (%cluster start begins a new one)"
         raise ClusterProblem(text) from None
+    except OSError as error:
+        from notebook_cluster.security import CannotWrite, in_words
+
+        if isinstance(told := in_words(error), CannotWrite):
+            raise ClusterProblem(str(told)) from None
+        raise
     except CellInterrupted:
         raise
     except KeyboardInterrupt:

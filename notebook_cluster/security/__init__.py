@@ -16,12 +16,14 @@ May import: ``protocol``. Called by: ``link``, ``discovery``, ``mesh`` and every
 from notebook_cluster.security.codes import OpenCode, new_code, read_code
 from notebook_cluster.security.curve import Gate, dial, serve, user_id
 from notebook_cluster.security.identity import (
+    CannotWrite,
     Identity,
     agent_directory,
     announce,
     cluster_directory,
     data_directory,
     fingerprint,
+    in_words,
     is_key,
     load_identity,
     new_identity,
@@ -38,6 +40,7 @@ from notebook_cluster.security.sanitise import WidgetView, safe_bundle, safe_out
 from notebook_cluster.security.trust import KeyChanged, Trusted, TrustStore, owner, trusted_coordinators, trusted_peers
 
 __all__ = [
+    "CannotWrite",
     "Gate",
     "Identity",
     "KeyChanged",
@@ -51,6 +54,7 @@ __all__ = [
     "data_directory",
     "dial",
     "fingerprint",
+    "in_words",
     "is_key",
     "load_identity",
     "new_code",

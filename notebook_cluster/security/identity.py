@@ -7,6 +7,7 @@ they decide.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -91,11 +92,14 @@ def _create(path: Path) -> None:
     """Put a new pair at ``path`` unless another process was faster (a link never replaces an existing file)."""
     identity = new_identity()
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    write_private(draft, json.dumps({"public_key": identity.public_key, "secret_key": identity.secret_key}).encode())
+    content = json.dumps({"public_key": identity.public_key, "secret_key": identity.secret_key}).encode()
     try:
+        _write_private(draft, content)
         os.link(draft, path)
     except FileExistsError:
         pass
+    except OSError as error:
+        raise in_words(error, path) from None
     finally:
         draft.unlink(missing_ok=True)
 
@@ -105,13 +109,46 @@ def fingerprint(public_key: str) -> str:
     return hashlib.blake2b(public_key.encode(), digest_size=4).hexdigest()
 
 
+class CannotWrite(OSError):
+    """What this package keeps finds no place; one line that names the file and the way out."""
+
+
+def in_words(error: OSError, path: Path | None = None) -> OSError:
+    """``error`` as :class:`CannotWrite` where a disk is full or may not be written, else itself. ``path``: what was to
+    be written; None: what the error names, if that is in a folder of this user's for notebook-cluster."""
+    from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
+
+    full, named = error.errno in (errno.ENOSPC, errno.EDQUOT), isinstance(error.filename, str)
+    denied = named and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+    if error.strerror is None or not (full or denied) or not (path or named):
+        return error
+    place = path or Path(error.filename)
+    if os.environ.get("JUPYTER_RUNTIME_DIR") and place.is_relative_to(jupyter_runtime_dir()):
+        what, change = "what clusters and shared machines need while they run", "set JUPYTER_RUNTIME_DIR to"
+    elif place.is_relative_to(jupyter_data_dir()) or place.is_relative_to(jupyter_runtime_dir()):
+        what, change = "the keys and files of notebook-cluster", "set JUPYTER_DATA_DIR to"
+    elif path:
+        what, change = "the keys and files of notebook-cluster", "choose with --data-dir"
+    else:
+        return error
+    where = "a folder on another disk" if full else "a folder in which you may write"
+    way_out = f"{'make room there, or ' if full else ''}{change} {where}"
+    told = CannotWrite(f"{place} cannot be written, for {what} ({error.strerror}): {way_out}")
+    told.errno = error.errno
+    return told
+
+
 def private_directory(path: Path) -> Path:
     """Make ``path`` (and its parents), give it mode 0700 and return it.
 
     Raises:
         PermissionError: it belongs to another user, who could read or replace what is in it.
+        CannotWrite: it cannot be made.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise in_words(error, path) from None
     status = path.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(
@@ -154,7 +191,18 @@ def private_socket_directory() -> Path:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` with mode 0600, whole or not at all, durable when this returns."""
+    """Write ``content`` to ``path`` with mode 0600, whole or not at all, durable when this returns.
+
+    Raises:
+        CannotWrite: there is no room, or no right to write.
+    """
+    try:
+        _write_private(path, content)
+    except OSError as error:
+        raise in_words(error, path) from None
+
+
+def _write_private(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
