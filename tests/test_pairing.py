@@ -53,6 +53,20 @@ async def test_a_single_use_code_closes_with_its_use() -> None:
 
 
 @in_loop
+async def test_a_port_that_is_closed_is_said_to_be_and_what_to_look_at() -> None:
+    async with hosting() as host:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        for asked in (host.pair(address), ask(host.guests, address)):
+            with pytest.raises(PairingError) as caught:
+                await asked
+            said = str(caught.value)
+            assert said.startswith(f"cannot pair with {address}: nothing listens there (connection refused): run ")
+            assert all(words in said for words in ("notebook-cluster share", "%cluster invite", "firewall", "no code"))
+
+
+@in_loop
 async def test_a_code_closes_when_its_time_is_over() -> None:
     async with hosting() as host:
         address = host.open(valid_s=0.5)

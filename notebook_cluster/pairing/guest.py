@@ -46,6 +46,10 @@ _LAST_WORDS = 0.3
 """Seconds in which an answer may still be read after the end of its connection was seen."""
 _MAX_REASON = 500
 _NO_CODE = "no code is open there (it was used, or its time is over): ask for a new one"
+_NOTHING_THERE = (
+    "nothing listens there (connection refused): run `notebook-cluster share` there, or %cluster invite in a cluster's "
+    f"notebook, and use the port that it shows. If it is that one, a firewall refuses you, or {_NO_CODE}"
+)
 _NO_PAIRING_PORT = "it does not answer as a machine that pairs: is this the port that it shows with its code?"
 
 T = TypeVar("T")
@@ -242,7 +246,7 @@ class _Guest:
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), port)
         except ConnectionRefusedError:
-            raise self._error(_NO_CODE) from None
+            raise self._error(_NOTHING_THERE) from None
         except (OSError, UnicodeError) as error:
             raise self._error(f"it cannot be reached ({error})") from None
         remote = writer.get_extra_info("peername")

@@ -212,8 +212,7 @@ class PeerFinder:
             here = await ask(self._context, f"{addresses[0]}:{port}", timeout=ASK_TIMEOUT)
         except PairingError as error:
             raise RequestError(
-                f"no agent was heard at {text}, and nobody who could be paired answers there ({error}): run "
-                "`notebook-cluster share` there and use the address that it shows beside the code"
+                f"no agent was heard at {text}: {error}; `notebook-cluster share` shows its address beside the code"
             ) from None
         if here.role != "peer" or not is_name(here.name):
             what = f"cluster {here.name!r}" if is_name(here.name) else "something with an unusable name"
