@@ -46,7 +46,7 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
 
 
 VERSION = "0.1.0"
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 
 
 def mismatch(peer: str, theirs: int) -> str | None:
