@@ -142,6 +142,79 @@ def test_a_cell_that_was_stopped_goes_on_where_each_node_was(kernels: NodeKernel
     assert everything(stopped, names) == sorted([*range(600)] * 2)
 
 
+MADE_ANEW = """
+import json, pathlib
+from notebook_cluster.training import current_runtime
+root, shares = pathlib.Path({root!r}), current_runtime().shares
+if {resumes}:
+    shares.go_on(json.loads(json.dumps(shares.positions(before=True))))
+numbers, count = list(range(24)), 0
+with open(root / f"got-{{nc.node()}}", "a", buffering=1) as got:
+    for epoch in range(5):
+        for batch in nc.shard({data}, 4):
+            got.write(json.dumps(batch) + "\\n")
+            count += 1
+            if count == {stop}:
+                raise KeyboardInterrupt
+"""
+
+
+def test_a_shard_that_is_made_anew_for_each_epoch_is_shuffled_anew_and_goes_on(
+    kernels: NodeKernels, tmp_path: Path
+) -> None:
+    names = ("mini", "desk")
+    kernels.publish(*names)
+
+    def cell(name: str, data: str, stop: int = -1, resumes: bool = False) -> list[list[tuple[int, ...]]]:
+        """On each node: its epochs."""
+        root = tmp_path / name
+        root.mkdir(exist_ok=True)
+        replies = kernels.run(MADE_ANEW.format(root=str(root), data=data, stop=stop, resumes=resumes))
+        assert all(reply["status"] == ("error" if stop > 0 else "ok") for reply in replies), replies
+        return [[tuple(got(root, node)[at : at + 12]) for at in range(0, 60, 12)] for node in names]
+
+    whole = cell("whole", "numbers")
+    assert all(sorted(mine + others) == list(range(24)) for mine, others in zip(*whole, strict=True))
+    assert len({frozenset(epoch) for epoch in whole[0]}) == 5
+    assert cell("alike", "list(numbers)") == whole, "what is made alike for each epoch is the same data"
+    cell("stopped", "numbers", stop=8)
+    assert cell("stopped", "numbers", resumes=True) == whole
+
+
+PLACES = """
+import numpy as np
+x, y = np.arange(24), np.arange(24) + 100
+made = lambda data: nc.shard(data, 4)
+all_of = lambda shard: np.concatenate(list(shard)).tolist()
+first_of, seeded = [], []
+for epoch in range(3):
+    left = nc.shard(x, 4, epochs=2)
+    for number, batch in enumerate(left):
+        if number == 0:
+            first_of.append(left.position()["epochs"][0]["epoch"])
+        if number == (1 if nc.rank() == 0 else 4):  # in its second epoch, which rank 0 has not begun
+            break
+    assert all_of(nc.shard(x, 4)) == all_of(nc.shard(x, 4))
+    for one, other in zip(nc.shard(x, 4), nc.shard(y, 4)):
+        assert (one + 100 == other).all()
+    for one, other in zip(*[made(data) for data in (x, x)]):
+        assert (one == other).all()
+    first, second = [all_of(made(data)) for data in (x + 1, y + 1)]
+    assert [number + 100 for number in first] == second
+    seeded.append(all_of(nc.shard(x, 4, seed=epoch)))
+assert first_of == [0, 2, 4], first_of
+assert seeded == [all_of(nc.shard(x, 4, seed=seed)) for seed in range(3)]
+"""
+
+
+def test_shards_of_other_places_or_data_begin_alike_and_a_break_leaves_all_nodes_in_one_epoch(
+    kernels: NodeKernels,
+) -> None:
+    kernels.publish("mini", "desk")
+    replies = kernels.run(PLACES)
+    assert [reply["status"] for reply in replies] == ["ok", "ok"], replies
+
+
 def test_the_part_of_a_node_killed_between_batches_goes_to_the_others(kernels: NodeKernels, tmp_path: Path) -> None:
     """In the second of three epochs."""
     kernels.publish("mini", "desk", "old")

@@ -1,19 +1,33 @@
 """The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
 from notebook_cluster.node.data.ledger import KeptEpoch
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
+from notebook_cluster.node.data.source import same_data
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
 UNLIKE_S = 3.0
 """Until data of unlike length are told of: who had no part in the first loop is heard in a later one first, to which
 this node comes too."""
+
+
+@dataclass
+class EpochCounter:
+    """Of one Shard, whose iterations go on with the ``next`` epoch each.
+
+    Attributes:
+        after: the epoch that follows on its newest iteration. It is the same on all nodes, wherever they leave that.
+    """
+
+    next: int = 0
+    after: int = 0
 
 
 class FirstLoops:
@@ -104,14 +118,30 @@ class LoopRegistry:
         """Epochs below this are over, but for these."""
         self._going: dict[LoopIdentity, set[int]] | None = None
         """Epochs of loops that go on in this cell; None: it was not said which."""
+        self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
+        """What was divided at each place of the running cell's code, and the counter of the newest shard of it."""
         self._next: dict[LoopIdentity, int] = {}
         """The first epoch that such a loop has not begun."""
 
     def forget_loops(self) -> None:
         """A cell begins."""
         self._loops.clear()
+        self._made.clear()
         self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
         self.before_batch, self._going, self._next = None, None, {}
+
+    def counter(self, place: Hashable, data: Any) -> EpochCounter:
+        """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
+        loop has begun that."""
+        made = self._made.setdefault(place, [])
+        counter = EpochCounter()
+        for number, (before, its) in enumerate(made):
+            if same_data(before, data):
+                counter = EpochCounter(its.after, its.after)
+                made[number] = data, counter
+                return counter
+        made.append((data, counter))
+        return counter
 
     def next_loop(
         self, loop: ShardProgress | None, count: int, seed: int, shuffle: bool, by_speed: bool

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import PureWindowsPath
+from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.stream_readers import BatchMaker, columns
@@ -73,6 +73,27 @@ def order_of(data: Any) -> str:
 def is_order(line: str) -> bool:
     """Whether it was said by :func:`order_of`."""
     return line.startswith(_ORDER)
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Whether these are one object, or two made alike: arrays, sequences and what torch makes of them are, when some of
+    their elements are."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if is_torch(one, "Subset"):
+        return same_data(one.indices, other.indices) and same_data(one.dataset, other.dataset)
+    if is_torch(one, "TensorDataset"):
+        return same_data(one.tensors, other.tensors)
+    if is_array(one):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and all(_equal(one[index] == other[index]) for index in _spread(len(one)))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same_data(one[index], other[index]) for index in _spread(len(one)))
+    return isinstance(one, str | int | float | range | PurePath) and one == other
+
+
+def _equal(compared: Any) -> bool:
+    return bool(compared.all() if hasattr(compared, "all") else compared)
 
 
 def _told(data: Any) -> Iterator[Any]:

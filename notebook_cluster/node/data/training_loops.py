@@ -35,7 +35,7 @@ class TrainingLoops:
         if not loops:
             return 0, None
         epoch, share = loops[-1].progress()
-        # A shard that is made anew for each epoch begins at its first each time.
+        # A shard that is made anew over new data for each epoch begins at its first each time.
         return max(epoch, sum(loop.begun for loop in loops if loop.identity[:4] == loops[-1].identity[:4])), share
 
     def positions(self) -> object:

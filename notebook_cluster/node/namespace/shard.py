@@ -1,9 +1,11 @@
 """``nc.shard(data)``: this node's part of a data set, another part each epoch, nothing twice and nothing left out."""
 
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from notebook_cluster.node.data.loop_registry import EpochCounter
 from notebook_cluster.node.data.position import LoopPosition, What, read_position
 from notebook_cluster.node.data.samplers import dropped_sampler, epoch_order, kept_sampler
 from notebook_cluster.node.data.source import (
@@ -19,7 +21,6 @@ from notebook_cluster.node.data.stream_readers import FileReader, StrideReader
 from notebook_cluster.node.data.streams import Mode, StreamSource, default_mode, stream_source
 from notebook_cluster.node.namespace.shard_loops import (
     AloneLoop,
-    EpochCounter,
     FollowedLoop,
     LoopOptions,
     Place,
@@ -51,7 +52,8 @@ def shard(
     index of it from ``rank`` on. When membership changes, what no node has taken is divided anew among those that are
     in and whose loops go on: a lost node's part goes to the others, a joiner gets a part. Each element is given out
     exactly once an epoch; what a node that dies has in hand is not given out again. A shard that is iterated again goes
-    on with the next epoch. Batches stay on the CPU: moving them is up to the loop.
+    on with the next epoch, and so does one that a loop makes again, at the same place and over the same data. Batches
+    stay on the CPU: moving them is up to the loop.
 
     Args:
         data: a torch Dataset or DataLoader (whose dataset, batch_size, collate_fn and workers are used, and torch's own
@@ -81,9 +83,12 @@ def shard(
     Raises:
         TypeError: ``data`` cannot be divided. ValueError: an argument is out of range, or does not fit ``data``.
     """
-    return Shard(
+    made = Shard(
         data, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, epochs=epochs, weights=weights, mode=mode
     )
+    caller = sys._getframe(1)
+    made.made_at((caller.f_code, caller.f_lasti), data)
+    return made
 
 
 class Shard:
@@ -127,6 +132,14 @@ class Shard:
             self._divide_indices(data, shuffle is not False)
         else:
             self._divide_stream(data, self._stream, mode or default_mode(data), shuffle)
+
+    def made_at(self, place: Hashable, data: Any) -> None:
+        """Of the shards that this place in the user's code makes over the same ``data``, each goes on with the next
+        epoch."""
+        shares = _shares_of_cell()
+        if shares is not None:
+            data = self._loader.dataset if self._loader is not None else data
+            self._counter = shares.counter((place, self._what, self._by_speed), data)
 
     def _divide_indices(self, data: Any, shuffle: bool) -> None:
         self._source = ShardSource(data)

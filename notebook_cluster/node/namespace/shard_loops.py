@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
+from notebook_cluster.node.data.loop_registry import EpochCounter
 from notebook_cluster.node.data.position import Fetched, LoopIdentity, LoopPosition, What, kept_epochs
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.data.stream_readers import NOTHING
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Indices = NDArray[Any]
-
-
-@dataclass
-class EpochCounter:
-    """Of one Shard, whose iterations go on with the next epoch each."""
-
-    next: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,10 +77,12 @@ class ShardLoop:
                 kept, left, asks = self.shares.kept(self.identity)
         if kept is not None:
             self._resuming = kept
+            self.counter.after = kept.epoch - (kept.begun or 0)
             self.counter.next = self.next_epoch = kept.epoch
             self.begun = kept.begun or 0
             if self.shares is not None:
                 self.shares.epochs_over(self.identity, kept)
+        self.counter.after += self.options.epochs
         return self._with_callbacks(self._batches(kept, left, asks))
 
     def _with_callbacks(self, batches: "Iterator[Indices]") -> "Iterator[Indices]":

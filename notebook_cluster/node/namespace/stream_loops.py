@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.dealing import Cut, part_of
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart
+from notebook_cluster.node.data.loop_registry import EpochCounter
 from notebook_cluster.node.data.position import Fetched, LoopPosition, kept_epochs
 from notebook_cluster.node.data.shares import Shares
 from notebook_cluster.node.data.stream_readers import NOTHING, FileRead, FileRequest, StrideRead
 from notebook_cluster.node.data.streams import StreamSource, hash_of_item
-from notebook_cluster.node.namespace.shard_loops import EpochCounter, FollowedLoop, LoopOptions, Place
+from notebook_cluster.node.namespace.shard_loops import FollowedLoop, LoopOptions, Place
 
 if TYPE_CHECKING:
     from notebook_cluster.protocol.mesh import ShardKey
