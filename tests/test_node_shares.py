@@ -327,6 +327,38 @@ def test_data_of_unlike_length_is_said_on_each_node_and_a_node_that_is_ahead_is_
     assert world.told == []
 
 
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        ({"seed": 1}, "seed=0 on 'a' and seed=1 on 'b': some elements come twice and others never. Give all nodes the "
+         "same seed"),
+        ({"shuffle": False}, "shuffle=True on 'a' and shuffle=False on 'b': some elements come twice"),
+        ({"seed": 3, "by_speed": True}, "seed=0, weights=None on 'a' and seed=3, weights='speed' on 'b': some"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_node_with_another_seed_or_order_is_named_unless_it_is_only_ahead(
+    theirs: dict[str, Any], text: str, comes: bool
+) -> None:
+    world = World(0, key(), ("a", "b"))
+    keys = {"a": key(), "b": key(**theirs)}
+    for name, node in world.nodes.items():
+        ledger = node.begin(keys[name], 1)
+        while world.happen(takes=False):
+            pass
+        node.take(ledger, 2, full_only=False)
+    while world.happen(takes=False):
+        pass
+    if comes:
+        world.nodes["a"].begin(keys["b"], 1)
+    for now in (1.0, 1.0 + UNLIKE_S):
+        world.nodes["a"].on_tick(now)
+    while world.happen(takes=False):
+        pass
+    assert [message.text.startswith(f"nc.shard: {text}") for message in world.told] == [True] * (not comes), world.told
+    assert all(message.cell and message.level == "warning" for message in world.told)
+
+
 @pytest.mark.parametrize("order", ["abc", "cba", "bca"])
 def test_a_node_with_other_data_than_the_lowest_rank_is_named_once(order: str) -> None:
     world = World(0, ShardKey(cell=1, loop=0, epoch=0, count=60, seed=0, shuffle=True, by_speed=False), ("a", "b", "c"))

@@ -14,8 +14,8 @@ from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
 UNLIKE_S = 3.0
-"""Until data of unlike length are told of: who had no part in the first loop is heard in a later one first, to which
-this node comes too."""
+"""Until unlike lengths or settings are told of: who had no part in the first loop is heard in a later one first, to
+which this node comes too."""
 
 
 @dataclass
@@ -37,14 +37,15 @@ class FirstLoops:
         self._name, self._tell = name, tell
         self._keys: dict[str, ShardKey | None] = {}
         self._own: set[ShardKey] = set()
-        self._lengths: dict[str, tuple[float, ShardKey, ShardKey]] = {}
-        """Nodes that seem to have data of another length: when that is told, the loop here and the loop there."""
+        self._firsts: dict[str, tuple[float, ShardKey, ShardKey]] = {}
+        """Nodes that seem to have data of another length, or settings: when that is told, the loop here and that
+        there."""
         self._unlike: set[str] = set()
         """Nodes with other data that were told of in this cell."""
 
     def begin_cell(self, cell: int) -> None:
         self._keys = {name: key for name, key in self._keys.items() if key is not None and key.cell >= cell}
-        for told in (self._own, self._lengths, self._unlike):
+        for told in (self._own, self._firsts, self._unlike):
             told.clear()
 
     def compare(self, first: str, name: str, mine: str, theirs: str) -> None:
@@ -67,34 +68,49 @@ class FirstLoops:
             return
         self._keys[name], mine = key, key if name == self._name else self._keys.get(self._name)
         for other, theirs in self._keys.items() if name == self._name else [(name, key)]:
-            if not (mine and theirs and mine.count and theirs.count) or mine.count == theirs.count:
+            if not (mine and theirs and mine.count and theirs.count) or replace(theirs, epoch=mine.epoch) == mine:
                 continue
-            if replace(theirs, count=mine.count, epoch=mine.epoch) == mine:
-                self._lengths[other] = 0.0, mine, theirs
+            alike = replace(theirs, seed=mine.seed, shuffle=mine.shuffle, by_speed=mine.by_speed, epoch=mine.epoch)
+            if alike == mine or replace(theirs, count=mine.count, epoch=mine.epoch) == mine:
+                self._firsts[other] = 0.0, mine, theirs
 
     def began(self, key: ShardKey) -> None:
         """This node has come to this loop."""
         self._own.add(replace(key, epoch=0))
 
-    def tell_lengths(self, now: float | None) -> None:
-        """Of data of unlike length, when nothing else is known of them for a while; ``now`` None: the cell ends."""
-        for other, (due, mine, theirs) in list(self._lengths.items()):
+    def tell_unlike(self, now: float | None) -> None:
+        """Of unlike lengths and settings, when nothing else is known of them for a while; ``now`` None: the cell
+        ends."""
+        for other, (due, mine, theirs) in list(self._firsts.items()):
             if now is not None and not due:
-                self._lengths[other] = now + UNLIKE_S, mine, theirs
+                self._firsts[other] = now + UNLIKE_S, mine, theirs
                 continue
             if now is not None and now < due:
                 continue
-            del self._lengths[other]
+            del self._firsts[other]
             if replace(theirs, epoch=0) in self._own:
                 continue
-            counts = sorted({self._name: mine.count, other: theirs.count}.items())
-            has = " and ".join(f"{one!r} {count:,}" for one, count in counts)
-            text = (
-                f"nc.shard: its data has unlike lengths ({has}). It divides what all nodes have alike, and each "
-                "takes a part of its own, so elements are left out. Data that each node has for itself needs no "
-                "nc.shard"
-            )
+            text = _unlike(sorted([(self._name, mine), (other, theirs)]))
             self._tell(NodeLog(level="warning", text=text, cell=True))
+
+
+def _unlike(loops: list[tuple[str, ShardKey]]) -> str:
+    (_, mine), (_, theirs) = loops
+    if mine.count != theirs.count:
+        has = " and ".join(f"{name!r} {key.count:,}" for name, key in loops)
+        return (
+            f"nc.shard: its data has unlike lengths ({has}). It divides what all nodes have alike, and each takes a "
+            "part of its own, so elements are left out. Data that each node has for itself needs no nc.shard"
+        )
+    said = [
+        (name, {"seed": key.seed, "shuffle": key.shuffle, "weights": "speed" if key.by_speed else None})
+        for name, key in loops
+    ]
+    differ = [setting for setting in said[0][1] if said[0][1][setting] != said[1][1][setting]]
+    has = " and ".join(
+        f"{', '.join(f'{one}={settings[one]!r}' for one in differ)} on {name!r}" for name, settings in said
+    )
+    return f"nc.shard: {has}: some elements come twice and others never. Give all nodes the same {' and '.join(differ)}"
 
 
 class LoopRegistry:

@@ -83,7 +83,7 @@ class Shares(LoopRegistry):
         """Loops of this cell take nothing more here, also those that were never reached."""
         with self.changed:
             self._ended_cell = max(self._ended_cell, cell)
-            self._first_loops.tell_lengths(None)
+            self._first_loops.tell_unlike(None)
             for ledger in self._ledgers.values():
                 ledger.open = ledger.open and ledger.key.cell > self._ended_cell
 
@@ -262,7 +262,7 @@ class Shares(LoopRegistry):
 
     def on_tick(self, now: float) -> None:
         with self.changed:
-            self._first_loops.tell_lengths(now)
+            self._first_loops.tell_unlike(now)
         if now - self._asked_at < _ASK_AGAIN:
             return
         self._asked_at = now
