@@ -154,6 +154,10 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
         (lambda: shard((["a text"] * 9, [0] * 9)), r"part 0 of the tuple is a list, .* or list\(zip\(x, y\)\) for a"),
         (lambda: shard([np.zeros((9, 2)), np.zeros(9)]), r"a list of 2 arrays is 2 items. For 9 items .* pass a tuple"),
         (lambda: shard(pandas.DataFrame({"x": [1]})), r"a DataFrame is indexed by labels, .* data\.to_numpy\(\)"),
+        (lambda: shard((np.zeros((9, 2)), pandas.DataFrame({"x": [1] * 9})["x"]), 4),
+         r"part 1 of the tuple is a Series, which is indexed by labels, not by position: pass \.to_numpy\(\) of it"),
+        (lambda: shard((pandas.DataFrame({"x": [1] * 9}), [1] * 9)), "part 0 of the tuple is a DataFrame, which"),
+        (lambda: shard((np.zeros(9), {"label": [1] * 9})), r"part 1 of the .* as in \(x, y\['label'\]\)"),
         (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]
         (lambda: shard("text"), "a str has no length and no"),
         (lambda: shard([]), "the data is empty"),
@@ -162,10 +166,14 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
         (lambda: shard([1], epochs=0), "epochs=0"),
         (lambda: shard([1], seed=-1), "seed=-1"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_divided_is_said(place: Place, make: Any, text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text):
         make()
+
+
+def test_a_tuple_of_samples_is_divided_by_sample(place: Place) -> None:
+    assert list(shard(({"x": 1}, {"x": 2, "y": 3}), shuffle=False)) == [{"x": 1}, {"x": 2, "y": 3}]
 
 
 def test_a_shard_can_be_measured_before_it_is_read(place: Place) -> None:

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from msgspec.structs import replace
 
 from notebook_cluster.node.data.ledger import KeptEpoch
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
-from notebook_cluster.node.data.source import same_data
+from notebook_cluster.node.data.source import is_array, is_torch, spread
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
@@ -28,6 +29,27 @@ class EpochCounter:
 
     next: int = 0
     after: int = 0
+
+
+def _made_alike(one: Any, other: Any) -> bool:
+    """Whether these are one object, or two made alike: arrays, sequences and what torch makes of them are, when some of
+    their elements are."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if is_torch(one, "Subset"):
+        return _made_alike(one.indices, other.indices) and _made_alike(one.dataset, other.dataset)
+    if is_torch(one, "TensorDataset"):
+        return _made_alike(one.tensors, other.tensors)
+    if is_array(one):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and all(_equal(one[index] == other[index]) for index in spread(len(one)))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(_made_alike(one[index], other[index]) for index in spread(len(one)))
+    return isinstance(one, str | int | float | range | PurePath) and one == other
+
+
+def _equal(compared: Any) -> bool:
+    return bool(compared.all() if hasattr(compared, "all") else compared)
 
 
 class FirstLoops:
@@ -152,7 +174,7 @@ class LoopRegistry:
         made = self._made.setdefault(place, [])
         counter = EpochCounter()
         for number, (before, its) in enumerate(made):
-            if same_data(before, data):
+            if _made_alike(before, data):
                 counter = EpochCounter(its.after, its.after)
                 made[number] = data, counter
                 return counter

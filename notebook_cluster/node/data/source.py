@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import PurePath, PureWindowsPath
+from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.stream_readers import BatchMaker, columns
@@ -75,27 +75,6 @@ def is_order(line: str) -> bool:
     return line.startswith(_ORDER)
 
 
-def same_data(one: Any, other: Any) -> bool:
-    """Whether these are one object, or two made alike: arrays, sequences and what torch makes of them are, when some of
-    their elements are."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if is_torch(one, "Subset"):
-        return same_data(one.indices, other.indices) and same_data(one.dataset, other.dataset)
-    if is_torch(one, "TensorDataset"):
-        return same_data(one.tensors, other.tensors)
-    if is_array(one):
-        alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and all(_equal(one[index] == other[index]) for index in _spread(len(one)))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same_data(one[index], other[index]) for index in _spread(len(one)))
-    return isinstance(one, str | int | float | range | PurePath) and one == other
-
-
-def _equal(compared: Any) -> bool:
-    return bool(compared.all() if hasattr(compared, "all") else compared)
-
-
 def _told(data: Any) -> Iterator[Any]:
     if is_torch(data, "Subset"):
         yield from _told(data.indices)
@@ -104,15 +83,15 @@ def _told(data: Any) -> Iterator[Any]:
         yield from _told(tuple(data.tensors))
     elif is_array(data):
         if _WHOLE.fullmatch(str(data.dtype)):
-            yield [number for index in _spread(len(data)) for number in _some(data[index].reshape(-1)).tolist()]
+            yield [number for index in spread(len(data)) for number in _some(data[index].reshape(-1)).tolist()]
     elif isinstance(data, tuple) and all(map(is_array, data)):
         for part in data:
             yield from _told(part)
     elif isinstance(data, list | tuple | range):
-        if some := [one for index in _spread(len(data)) for one in _plain(data[index])]:
+        if some := [one for index in spread(len(data)) for one in _plain(data[index])]:
             yield some
     elif any(kind.__module__.partition(".")[0] == "datasets" for kind in type(data).__mro__) and _has_columns(data):
-        rows = data.with_format("arrow")[_spread(len(data))]  # nothing is decoded
+        rows = data.with_format("arrow")[spread(len(data))]  # nothing is decoded
         for name in sorted(rows.column_names):
             if some := list(_plain(rows[name].to_pylist())):
                 yield some
@@ -147,7 +126,7 @@ def _some(row: Any) -> Any:
     return row[:: max(1, row.shape[0] // _LOOKED_AT)]
 
 
-def _spread(count: int) -> list[int]:
+def spread(count: int) -> list[int]:
     """Up to ``_LOOKED_AT`` of so many positions: the first, the last, and some between."""
     looked_at = min(count, _LOOKED_AT)
     return [number * (count - 1) // max(1, looked_at - 1) for number in range(looked_at)]
@@ -268,6 +247,8 @@ def _check_sequence(data: Any) -> None:
             f"shard: a list of {len(data)} arrays is {len(data)} items. For {len(data[0])} items with an element of "
             "each array pass a tuple, as in nc.shard((x, y))"
         )
+    if isinstance(data, tuple):
+        _check_labels(data)
     if isinstance(data, tuple) and (place := _list_among_columns(data)) is not None:
         raise TypeError(
             f"shard: part {place} of the tuple is a {type(data[place]).__name__}, and a tuple of arrays or tensors is "
@@ -283,6 +264,20 @@ def _check_sequence(data: Any) -> None:
     indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, (str, bytes, set, frozenset)) or not indexed:
         raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
+
+
+def _check_labels(parts: tuple[Any, ...]) -> None:
+    """Of dicts alone each is an item."""
+    dicts = [isinstance(part, dict) for part in parts]
+    for place, part in enumerate(parts):
+        if hasattr(part, "iloc") or (dicts[place] and not all(dicts)):
+            way = (
+                "the arrays in it as parts of their own, as in (x, y['label'])" if dicts[place] else ".to_numpy() of it"
+            )
+            raise TypeError(
+                f"shard: part {place} of the tuple is a {type(part).__name__}, which is indexed by labels, not by "
+                f"position: pass {way}"
+            )
 
 
 def _belong_together(parts: list[Any]) -> bool:
