@@ -273,6 +273,47 @@ def test_a_stream_that_differs_between_nodes_is_named() -> None:
         world.take("a", 4)
 
 
+def test_a_stream_that_differs_is_named_where_the_word_came_before_this_node_had_read_of_it() -> None:
+    world = StreamWorld(1, stream_key(), ("a", "b"))
+    world.take("a", 4)
+    world.nodes["a"].seen_of_stream(world.ledgers["a"], -1, "a")
+    while world.happen(takes=False):
+        pass
+    world.take("b", 4)
+    world.nodes["b"].seen_of_stream(world.ledgers["b"], -1, "b")
+    with pytest.raises(ValueError, match="its first item is another one on 'a' than here"):
+        world.take("b", 4)
+
+
+@pytest.mark.parametrize("late", ["before the end", "after the last batch", "after the loop", "after a break"])
+def test_a_short_stream_that_differs_is_named_also_when_the_word_comes_late(late: str) -> None:
+    world = StreamWorld(1, stream_key(), ("a", "b"))
+    world.end = 8
+    for name in "ab":
+        world.take(name, 2)
+        world.nodes[name].seen_of_stream(world.ledgers[name], -1, name)
+    a, ledger = world.nodes["a"], world.ledgers["a"]
+    if late == "after a break":
+        a.abandon([ledger])
+    elif late != "before the end":
+        while world.take("a", 4):
+            pass
+        assert late != "after the loop" or a.close([ledger])
+    while world.happen(takes=False):
+        pass
+    if late == "before the end":
+        with pytest.raises(ValueError, match="not the same on every node"):
+            world.take("a", 4)
+    assert late == "after the loop" or a.close([ledger])
+    while world.happen(takes=False):
+        pass
+    told = [message.text for message in world.told if "on 'b' than here" in message.text]
+    assert len(told) == (late != "before the end")
+    assert all(
+        "nc.shard: the stream is not the same on every node: its first item is another one" in one for one in told
+    )
+
+
 @given(st.lists(st.integers(0, 300)), st.lists(st.integers(0, 300)), st.integers(0, 40))
 def test_what_is_taken_of_a_stream(first: list[int], second: list[int], full: int) -> None:
     one, two = Taken(0), Taken(0)

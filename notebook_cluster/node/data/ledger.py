@@ -62,6 +62,7 @@ class Ledger:
         kept: that position, until the first cut.
         end: how many items the stream turned out to have; -1: not known, or data with a count.
         first: the first item's hash; empty: not read yet.
+        said: what other nodes have seen of the stream: its end and its first item, as here.
         differing: why this stream cannot be the same as another member's.
     """
 
@@ -79,6 +80,7 @@ class Ledger:
     part: ShardPart | None = None
     end: int = -1
     first: str = ""
+    said: dict[str, tuple[int, str]] = field(default_factory=dict)
     differing: str = ""
     members: tuple[str, ...] = ()
     told: ShardState | None = None
@@ -213,7 +215,8 @@ class Ledger:
             self.end = 0
 
     def hear_of_stream(self, sender: str, end: int, first: str) -> None:
-        """What another node has seen of the stream, which must be the same here."""
+        """What another node has seen of the stream, which must be the same here, also where it comes to it later."""
+        self.said[sender] = end, first or self.said.get(sender, (-1, ""))[1]
         if first and self.first and first != self.first:
             what = "its files have other names or another order" if self.key.count else "its first item is another one"
             self.differing = f"{what} on {sender!r} than here"

@@ -64,11 +64,13 @@ class FirstLoops:
         there."""
         self._unlike: set[str] = set()
         """Nodes with other data that were told of in this cell."""
+        self._stream_told = False
 
     def begin_cell(self, cell: int) -> None:
         self._keys = {name: key for name, key in self._keys.items() if key is not None and key.cell >= cell}
         for told in (self._own, self._firsts, self._unlike):
             told.clear()
+        self._stream_told = False
 
     def compare(self, first: str, name: str, mine: str, theirs: str) -> None:
         """What ``name`` has said of its data's order, beside this node's. ``first``: the lowest rank, by which all are
@@ -82,6 +84,20 @@ class FirstLoops:
                 "shuffles: random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0)), "
                 "dataset.train_test_split(0.2, seed=0)"
             )
+            self._tell(NodeLog(level="warning", text=text, cell=True))
+
+    def differs(self, how: str) -> str:
+        """What to say of a stream that cannot be the same everywhere; it is said once in a cell."""
+        self._stream_told = True
+        return (
+            f"the stream is not the same on every node: {how}. Each reads all of it and keeps its own items, so it "
+            "must come in the same order everywhere: seed what shuffles it"
+        )
+
+    def tell_stream(self, how: str) -> None:
+        """Of a stream that turned out so when this node had read its part; ``how`` is empty where nothing did."""
+        if how and not self._stream_told:
+            text = f"nc.shard: {self.differs(how)}. Some items came twice and others never"
             self._tell(NodeLog(level="warning", text=text, cell=True))
 
     def see(self, name: str, key: ShardKey | None) -> None:

@@ -148,10 +148,7 @@ class Shares(LoopRegistry):
             part = self._part(ledger)
             with self.changed:
                 if ledger.differing:
-                    raise ValueError(
-                        f"shard: the stream is not the same on every node: {ledger.differing}. Each reads all of it "
-                        "and keeps its own items, so it must come in the same order everywhere: seed what shuffles it"
-                    )
+                    raise ValueError(f"shard: {self._first_loops.differs(ledger.differing)}")
                 if ledger.pending or ledger.cut is not part.cut:
                     continue
                 positions, end = ledger.next_of(part, size)
@@ -197,6 +194,9 @@ class Shares(LoopRegistry):
                 ledger.end = end
             if new:
                 self._will_tell(ledger, None)
+            if first and not is_order(first):
+                for sender, said in list(ledger.said.items()):
+                    ledger.hear_of_stream(sender, *said)
 
     def _will_tell(self, ledger: Ledger, positions: "Positions | None") -> None:
         ledger.untold.append([] if positions is None else positions.tolist())
@@ -209,6 +209,7 @@ class Shares(LoopRegistry):
             for ledger in ledgers:
                 if ledger.pending or ledger.part is None or ledger.part.cut is not ledger.cut:
                     return False
+                self._first_loops.tell_stream(ledger.differing)
             self.abandon(ledgers)
             return True
 
@@ -257,6 +258,8 @@ class Shares(LoopRegistry):
     def _hear_of_data(self, ledger: Ledger, sender: str, message: ShardTaken | ShardState) -> None:
         if not is_order(message.first):
             ledger.hear_of_stream(sender, message.end, message.first)
+            if not ledger.open or ledger.read_through():  # no batch is asked for any more, which would end the loop
+                self._first_loops.tell_stream(ledger.differing)
         elif self._roster is not None and (members := members_of(ledger.key, self._roster)):
             self._first_loops.compare(members[0], sender, ledger.first, message.first)
 
