@@ -329,6 +329,13 @@ def test_the_samplers_that_a_loader_makes_itself_are_not_named(
     assert not recwarn.list
 
 
+def test_a_loader_in_order_is_shuffled_unless_the_shard_says_otherwise(place: Place) -> None:
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=10, shuffle=False)
+    ((_, shuffled),) = shard(loader)
+    ((_, in_order),) = shard(loader, shuffle=False)
+    assert sorted(shuffled.tolist()) == in_order.tolist() == list(range(10)) != shuffled.tolist()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_through_all_epochs(place: Place, workers: int) -> None:
     loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers)

@@ -63,8 +63,9 @@ def shard(
             Hugging Face, any iterable, a generator (which can be read once), a function that returns one, a list of
             .tar files.
         batch_size: items per batch; None yields single items (with a DataLoader: its own batch_size).
-        shuffle: False keeps the order of the data, or of the files. True, the default, draws one for each epoch. Items
-            of a stream come in its own order: shuffle it before, with the same seed on every node.
+        shuffle: False keeps the order of the data, or of the files. True, the default, draws one for each epoch, also
+            for a DataLoader made with ``shuffle=False`` (torch's default). Items of a stream come in its own order:
+            shuffle it before, with the same seed on every node.
         seed: the same on every node.
         drop_last: leave out this node's last batch when it is not full.
         epochs: passes over the data in one iteration.
