@@ -143,11 +143,19 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
     assert batch[1].tolist() == [0, 2, 4, 6]
 
 
+class ItemsWithoutLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: shard(7), "a int has no length and no"),
-        (lambda: shard({"x": 1}), r"a dict has no length and no .*, for example data\['x'\]"),
+        (lambda: shard(7), r"a int has no length and no \[index\], so it cannot be divided"),
+        (lambda: shard(ItemsWithoutLength()), r"a ItemsWithoutLength has no length, so it cannot be divided"),
+        (lambda: shard({1, 2}), r"a set has no \[index\], so it cannot be divided"),
+        (lambda: shard({"x": 1}), r"a dict is indexed by keys, .*, for example data\['x'\]"),
+        (lambda: shard({"x": [1, 2], "y": [3, 4]}), r"for example list\(zip\(data\['x'\], data\['y'\]\)\)$"),
         (lambda: shard({"x": np.zeros(2), "y": np.ones(2)}), r"for example \(data\['x'\], data\['y'\]\)"),
         (lambda: shard((np.zeros((9, 2)), [0] * 9)), r"part 1 of the tuple is a list, .* np\.asarray\(\) or torch"),
         (lambda: shard((np.zeros((9, 2)), [0] * 3)), "part 1 of the tuple is a list"),
@@ -159,7 +167,7 @@ def test_mlx_arrays_are_taken_by_index(place: Place) -> None:
         (lambda: shard((pandas.DataFrame({"x": [1] * 9}), [1] * 9)), "part 0 of the tuple is a DataFrame, which"),
         (lambda: shard((np.zeros(9), {"label": [1] * 9})), r"part 1 of the .* as in \(x, y\['label'\]\)"),
         (lambda: shard([1], weights="fast"), "weights='fast': use \"speed\""),  # type: ignore[arg-type]
-        (lambda: shard("text"), "a str has no length and no"),
+        (lambda: shard("text"), "a str is one item, so it cannot be divided"),
         (lambda: shard([]), "the data is empty"),
         (lambda: shard((np.zeros(3), np.zeros(4))), r"different lengths \[3, 4\]"),
         (lambda: shard([1], batch_size=0), "batch_size=0: use an integer of at least 1"),

@@ -21,7 +21,7 @@ _LONGEST_PATH = 4096
 _WHOLE = re.compile(r"(torch\.|mlx\.core\.)?(u?int\d+|bool_?)")
 """dtypes whose numbers are the same to the bit on all machines."""
 _ORDER = "order "
-_ITERABLE_ONLY = "has no length and no [index], so it cannot be divided: pass a map-style Dataset, a list or arrays"
+_NOT_DIVIDED = "so it cannot be divided: pass a map-style Dataset, a list or arrays"
 
 
 class ShardSource:
@@ -239,9 +239,11 @@ def loader_batch_size(loader: Any, batch_size: int | None) -> int | None:
 
 def _check_sequence(data: Any) -> None:
     if isinstance(data, dict):
-        named = [f"data[{name!r}]" for name, part in data.items() if is_array(part)]
-        one = f"({', '.join(named)})" if len(named) > 1 else f"data[{next(iter(data), '...')!r}]"
-        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}, for example {one}")
+        named = [f"data[{name!r}]" for name, part in data.items() if is_array(part) or isinstance(part, list)]
+        lists = "list(zip" if any(isinstance(part, list) for part in data.values()) else ""
+        columns = f"{lists}({', '.join(named)}){')' * bool(lists)}"
+        one = columns if len(named) > 1 else f"data[{next(iter(data), '...')!r}]"
+        raise TypeError(f"shard: a {type(data).__name__} is indexed by keys, {_NOT_DIVIDED}, for example {one}")
     if isinstance(data, list) and _belong_together(data):
         raise TypeError(
             f"shard: a list of {len(data)} arrays is {len(data)} items. For {len(data[0])} items with an element of "
@@ -261,9 +263,11 @@ def _check_sequence(data: Any) -> None:
         )
     if isinstance(data, type):
         raise TypeError(f"shard: {data.__name__} is a class: pass one of its objects")
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if isinstance(data, (str, bytes, set, frozenset)) or not indexed:
-        raise TypeError(f"shard: a {type(data).__name__} {_ITERABLE_ONLY}")
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"shard: a {type(data).__name__} is one item, {_NOT_DIVIDED}")
+    lacks = {"__len__": "no length", "__getitem__": "no [index]"}
+    if missing := " and ".join(what for method, what in lacks.items() if not hasattr(data, method)):
+        raise TypeError(f"shard: a {type(data).__name__} has {missing}, {_NOT_DIVIDED}")
 
 
 def _check_labels(parts: tuple[Any, ...]) -> None:
