@@ -424,6 +424,32 @@ def test_the_order_of_data_is_told_by_what_is_alike_on_all_machines() -> None:
         assert order_of(nothing) == ""
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (list(range(99)), list(range(99)), True),
+        (list(range(99)), list(range(1, 100)), False),
+        ((np.ones((9, 2)), torch.zeros(9)), (np.ones((9, 2)), torch.zeros(9)), True),
+        ((np.ones((9, 2)), torch.zeros(9)), (np.ones((9, 2)), torch.ones(9)), False),
+        (np.ones(9), np.ones(8), False),
+        (np.array([np.ones(2), np.ones(3)], object), np.array([np.ones(2), np.ones(3)], object), True),
+        (np.array([np.ones(2), np.ones(3)], object), np.array([np.ones(3), np.ones(2)], object), False),
+        (torch.utils.data.TensorDataset(torch.ones(9)), torch.utils.data.TensorDataset(torch.ones(9)), True),
+        (torch.ones(9), torch.ones(9, device="meta"), False),
+        ([object()], [object()], False),
+    ],
+)
+def test_a_shard_made_again_goes_on_with_the_next_epoch_of_the_same_data(one: Any, other: Any, alike: bool) -> None:
+    shares = World(0, key()).nodes["a"]
+    first = shares.counter("here", one)
+    assert shares.counter("here", one) == first, "no loop has begun it"
+    shares.counter("here", one).after += 2
+    assert shares.counter("here", other).next == (2 if alike else 0)
+    assert (shares.counter("here", one).next, shares.counter("there", one).next) == (2, 0)
+    shares.begin_cell(2)
+    assert shares.counter("here", one).next == 0
+
+
 def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces_module, "PIECE", 7)
     world = World(1, key(count=500))

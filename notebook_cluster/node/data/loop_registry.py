@@ -41,14 +41,18 @@ def _made_alike(one: Any, other: Any) -> bool:
     if is_torch(one, "TensorDataset"):
         return _made_alike(one.tensors, other.tensors)
     if is_array(one):
-        alike = one.shape == other.shape and one.dtype == other.dtype
-        return alike and all(_equal(one[index] == other[index]) for index in spread(len(one)))
+        if any(getattr(one, name, None) != getattr(other, name, None) for name in ("shape", "dtype", "device")):
+            return False
+        rows = [(one[index], other[index]) for index in spread(len(one))]
+        equal = _made_alike if str(one.dtype) == "object" else _equal
+        return all(equal(*pair) for pair in rows)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(_made_alike(one[index], other[index]) for index in spread(len(one)))
     return isinstance(one, str | int | float | range | PurePath) and one == other
 
 
-def _equal(compared: Any) -> bool:
+def _equal(one: Any, other: Any) -> bool:
+    compared = one == other
     return bool(compared.all() if hasattr(compared, "all") else compared)
 
 
