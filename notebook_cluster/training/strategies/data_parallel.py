@@ -59,7 +59,8 @@ class DataParallel(RoundSync):
         name, codec, patience, resume, fresh, check_frozen: as for DiLoCo.
         scale_lr: True multiplies the optimizer's learning rate, also one on a schedule, by the number of nodes in the
             step.
-        accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients.
+        accumulate: calls of ``step`` that make one step of the optimizer, with the mean of their gradients: leave the
+            usual ``loss / accumulate`` out.
         mode: "allreduce": each node makes the step; "server": one node does, for all.
         resend: every so many steps the lowest rank sends its parameters to all, because optimisers differ in the last
             bits on unlike machines; None: never. ``mode="server"`` does that at every step and does not look at it.

@@ -58,7 +58,8 @@ class DeMo(RoundSync):
         k: coefficients sent of each square, a multiple of 8 up to 128.
         sign: False takes Q itself instead of its sign; ``lr`` is then one as for SGD.
         weight_decay: of the parameters, not through the momentum.
-        accumulate: calls of ``step`` that make one step of all nodes, with the mean of their gradients.
+        accumulate: calls of ``step`` that make one step of all nodes, with the mean of their gradients: leave the
+            usual ``loss / accumulate`` out.
 
     The defaults of ``lr``, ``decay``, ``k``, squares, ``sign`` and ``weight_decay`` are those with which the authors
     trained 300M parameters (github.com/bloc97/DeMo). Their code has ``lr * g`` in the momentum, which is the same step
