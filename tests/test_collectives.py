@@ -196,6 +196,39 @@ def test_what_cannot_travel_is_named(three: list[MeshNode], value: Any, text: st
     assert text in str(play(three, lambda c, rank: c.all_gather(value))[0])
 
 
+@pytest.mark.parametrize("rank_that_refuses", [0, 2])
+@pytest.mark.parametrize("operation", ["all_gather", "broadcast", "all_reduce"])
+@pytest.mark.parametrize("size", [10, 30_000])
+def test_what_one_node_may_not_send_and_catches_is_raised_on_the_others_too_and_all_go_on(
+    three: list[MeshNode], operation: str, rank_that_refuses: int, size: int
+) -> None:
+    def body(collectives: Collectives, rank: int) -> tuple[str, list[float]]:
+        collectives.all_reduce(np.ones(size))
+        arguments = (rank_that_refuses,) if operation == "broadcast" else ()
+        with pytest.raises(TypeError, match="a set") as raised:
+            getattr(collectives, operation)({1} if rank == rank_that_refuses else np.ones(size), *arguments)
+        sums = [float(collectives.all_reduce(np.full(size, rank))[-1]) for _ in range(3)]
+        return f"{raised.type.__name__}: {raised.value}", sums
+
+    refuses = ["mini", "desk", "book"][rank_that_refuses]
+    for rank, (text, sums) in enumerate(play(three, body)):
+        said = f"{operation}: a set cannot travel between nodes"
+        here = f"TypeError: {said}" if rank == rank_that_refuses else f"PeerLost: {refuses} raised TypeError: {said}"
+        assert text.startswith(here)
+        assert sums == [3.0] * 3
+
+
+def test_an_error_before_anything_was_sent_ends_the_waiting_of_the_others(three: list[MeshNode]) -> None:
+    def body(collectives: Collectives, rank: int) -> int:
+        with pytest.raises(ValueError, match="does not divide by 3 nodes"):
+            collectives.reduce_scatter(np.ones(3 if rank else 4))
+        with pytest.raises(ValueError, match="no rank 9"):
+            collectives.broadcast(1, 9)
+        return int(collectives.all_reduce(1))
+
+    assert play(three, body) == [3, 3, 3]
+
+
 def test_what_cannot_be_reduced_is_named(three: list[MeshNode]) -> None:
     assert "the mean of int64 is not exact" in str(play(three, lambda c, r: c.all_reduce(np.arange(3), "mean"))[0])
     assert "op='avg' is unknown" in str(play(three, lambda c, r: c.all_reduce(1.0, "avg"))[0])

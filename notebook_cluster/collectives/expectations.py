@@ -105,3 +105,46 @@ class Deadlock(RuntimeError):
 
 class PeerLost(RuntimeError):
     """A node that this operation needs raised, ended or was lost; the text names it and the cause."""
+
+
+REFUSED = "refused "
+"""What the kind of a frame begins with, before a key of :data:`_REFUSALS`, whose sender sends nothing else for its
+operation."""
+
+_REFUSALS: dict[str, type[PeerLost]] = {
+    kind.__name__: type("PeerLost", (PeerLost, kind), {"__module__": PeerLost.__module__, "__doc__": PeerLost.__doc__})
+    for kind in (TypeError, ValueError)
+}
+"""Also of the kind that the other node raised: code that catches it there catches it here, and both go on."""
+_MOST_REFUSALS = 1000
+_MOST_REASON = 300
+
+
+def refusal_of(error: BaseException) -> tuple[str, bytes]:
+    """Kind and payload of the frame that says why a node sends nothing for an operation."""
+    kind = next((kind.__name__ for kind in (TypeError, ValueError) if isinstance(error, kind)), "")
+    first = next(iter(str(error).splitlines()), "")
+    return REFUSED + kind, f"raised {type(error).__name__}: {first}"[:_MOST_REASON].encode(errors="replace")
+
+
+class Refusals:
+    """Operations for which other nodes send nothing, because they raised before they had sent anything."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, str], tuple[str, str]] = {}
+
+    def note(self, sender: str, header: CellFrame, payload: memoryview) -> None:
+        """``sender`` says so; more than anybody could mean are left out."""
+        if len(self._told) < _MOST_REFUSALS:
+            reason = bytes(payload[: 4 * _MOST_REASON]).decode(errors="replace")
+            self._told[header.operation, sender] = header.kind.removeprefix(REFUSED), reason
+
+    def forget_before(self, operation: int) -> None:
+        self._told = {key: told for key, told in self._told.items() if key[0] >= operation}
+
+    def error(self, operation: int) -> PeerLost | None:
+        """What is raised where this node waits in ``operation``."""
+        for (refused, node), (kind, reason) in self._told.items():
+            if refused == operation:
+                return _REFUSALS.get(kind, PeerLost)(f"{node} {reason}")
+        return None

@@ -19,7 +19,7 @@ from notebook_cluster.collectives.chunked_messages import (
     CollectiveSettings,
     Transport,
 )
-from notebook_cluster.collectives.expectations import Wait, any_value, same_array
+from notebook_cluster.collectives.expectations import PeerLost, Wait, any_value, same_array
 from notebook_cluster.collectives.hierarchical import choose
 from notebook_cluster.collectives.receiver import CellReceiver
 from notebook_cluster.collectives.shared_reduce import FIRST_PHASE, SMALL_CAPACITY, SharedMemory, SharedSteps
@@ -259,7 +259,8 @@ class Collectives:
     @contextmanager
     def _operate(self, name: str) -> Iterator[Steps]:
         """One operation. Left with anything but a refusal of what nodes have, it can never be finished: others may
-        still read what was sent, and nobody may take what is in shared memory for finished."""
+        still read what was sent, and nobody may take what is in shared memory for finished. Of an error before
+        anything was sent the others are told, and raise it too: where all catch it, all go on."""
         world = self._in_cell(name.partition("(")[0])
         self._operation += 1
         self.on_operation()
@@ -268,7 +269,10 @@ class Collectives:
             yield steps
         except BaseException as error:
             self._scratch.forget()
-            refused = isinstance(error, (ValueError, TypeError))
+            before = not steps.begun and isinstance(error, Exception)
+            refused = isinstance(error, (ValueError, TypeError)) and not isinstance(error, PeerLost) and not before
+            if before:
+                steps.refuse(error)
             steps.close_out()
             if not refused:
                 self._memory.break_off()

@@ -24,7 +24,7 @@ from notebook_cluster.collectives.chunked_messages import (
     may_be_kept,
     place_for,
 )
-from notebook_cluster.collectives.expectations import PeerLost, Wait
+from notebook_cluster.collectives.expectations import REFUSED, PeerLost, Refusals, Wait
 from notebook_cluster.collectives.sent_messages import SentMessages
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
@@ -72,6 +72,7 @@ class CellReceiver:
         self._message_bytes = 0
         self._consumed: dict[tuple[str, Channel], tuple[int, int]] = {}
         self._floor = 0
+        self._refusals = Refusals()
         self._holes: dict[str, str] = {}
         self._finished: dict[str, float] = {}
         self._progress: dict[str, float] = {}
@@ -156,7 +157,11 @@ class CellReceiver:
             self._let_senders_go()
         else:
             self._progress[sender] = time.monotonic()
-            self._take(sender, header, payload)
+            if header.kind.startswith(REFUSED):
+                self._refusals.note(sender, header, payload)
+                self._judge()
+            else:
+                self._take(sender, header, payload)
 
     def _hold(self, sender: str, header: CellFrame, payload: bytes) -> None:
         size = len(payload) + _FRAME_COST
@@ -248,6 +253,7 @@ class CellReceiver:
         self._wait = wait
         if wait.channel == "collective":
             self._floor = max(self._floor, wait.operation)
+            self._refusals.forget_before(wait.operation)
             self._drop_messages(key for key in self._messages if key[1] == "collective" and key[2] < wait.operation)
         for message in list(self._messages.values()):
             if self._wait is wait:
@@ -287,6 +293,9 @@ class CellReceiver:
                 if wait.channel == "message":
                     self._acknowledge(sender)
             self._settle(wait, found)
+            return
+        if wait.channel == "collective" and (refused := self._refusals.error(wait.operation)) is not None:
+            self._settle(wait, refused)
             return
         needed = missing if wait.channel == "message" else list(self._world.nodes if self._world else ())
         for node in needed:

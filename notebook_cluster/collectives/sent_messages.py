@@ -9,6 +9,8 @@ from notebook_cluster.collectives.chunked_messages import Channel, Payload, Tran
 from notebook_cluster.protocol.mesh import CellFrame
 
 _MOST_QUESTIONS = 1000
+NOTHING_ELSE = 1 << 25
+"""The phase of a message that answers for every phase of its operation, of which nothing else is sent."""
 
 
 @dataclass
@@ -73,7 +75,8 @@ class SentMessages:
     def send_again(self, node: str, want: CellFrame) -> None:
         """Answer a WANT, unless what it asks for waits in line anyway or is not there yet."""
         channel: Channel = "message" if want.kind == "message" else "collective"
-        sent = self._sent.get((node, channel), {}).get((want.operation, want.phase))
+        kept = self._sent.get((node, channel), {})
+        sent = kept.get((want.operation, want.phase)) or kept.get((want.operation, NOTHING_ELSE))
         if sent is not None and not self._transport.waiting(node):
             self._transmit(node, sent.header, sent.data, want.offset)
         elif sent is None and channel == "collective":

@@ -110,6 +110,7 @@ class SharedSteps:
 
     def __init__(self, steps: Steps, memory: SharedMemory, text: str) -> None:
         assert memory.group is not None
+        steps.begun = True
         self.steps = steps
         self.memory = memory
         self.group = memory.group

@@ -16,8 +16,9 @@ from notebook_cluster.collectives.chunked_messages import (
     Transport,
     as_bytes,
 )
-from notebook_cluster.collectives.expectations import Check, Wait, any_value, same_array, same_operation
+from notebook_cluster.collectives.expectations import Check, Wait, any_value, refusal_of, same_array, same_operation
 from notebook_cluster.collectives.receiver import CellReceiver
+from notebook_cluster.collectives.sent_messages import NOTHING_ELSE
 from notebook_cluster.collectives.values import WireValue, carrier
 from notebook_cluster.memory import Scratch
 from notebook_cluster.protocol.mesh import CellFrame
@@ -50,6 +51,7 @@ class Steps:
         nodes: who takes part, in rank order; ``own`` is this node, ``others`` the rest.
         base: added to every phase: what was tried first may have had some.
         out: the caller's memory for the result, flat; may be the memory of its array.
+        begun: the others may have something of it from this node.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Steps:
         self.number = number
         self.name = name
         self.base = 0
+        self.begun = False
         self.out: NDArray[Any] | None = None
         self.own = transport.name
         self.nodes = list(world.nodes)
@@ -103,6 +106,7 @@ class Steps:
                 self.receiver.sent.post(node, header, payload)
 
         if outgoing:
+            self.begun = True
             self.transport.call_soon(post)
 
     def receive(self, senders: Iterable[str], phase: int, check: Check, ask: bool = False) -> dict[str, ChunkedMessage]:
@@ -120,6 +124,7 @@ class Steps:
 
     def wait(self, wait: Wait) -> dict[str, ChunkedMessage]:
         """Hand ``wait`` to the I/O thread and sleep until it is settled."""
+        self.begun = True
         self.transport.call_soon(lambda: self.receiver.expect(wait))
         outcome = wait_for(wait.outcome)
         if isinstance(outcome, Exception):
@@ -131,6 +136,17 @@ class Steps:
         """Send each other node its part and wait for theirs."""
         self.send({node: parts[node] for node in self.others}, phase)
         return self.receive(self.others, phase, check)
+
+    def refuse(self, error: BaseException) -> None:
+        """``error`` was raised here before the operation had begun: whoever waits for this node in it is told."""
+        kind, reason = refusal_of(error)
+        header = self.header(WireValue(kind, "", (), reason), NOTHING_ELSE)
+
+        def post() -> None:
+            for node in self.others:
+                self.receiver.sent.post(node, header, reason)
+
+        self.transport.call_soon(post)
 
     # ---- memory of others
 
