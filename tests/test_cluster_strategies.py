@@ -317,6 +317,13 @@ sync.finish()
             "nc.DiLoCo(model, 3, every=10)",
             "for argument 'every' (an optimizer goes to optimizer=): it is nc.DiLoCo(model, every); by name name=",
         ),
+        *(
+            (
+                f"adam = torch.optim.Adam(model.parameters()); nc.{strategy}(model, adam, every=10)",
+                "for argument 'every' (every= got Adam, which goes to optimizer=): it is nc.",
+            )
+            for strategy in ("DiLoCo", "LocalSGD", "SparseLoCo")
+        ),
         (
             "nc.DiLoCo(model, torch.optim.SGD(model.parameters(), 0.1))",
             "every= got SGD, which goes to optimizer=: use a whole number of steps from 1, for example every=100",

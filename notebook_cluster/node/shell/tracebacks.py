@@ -214,10 +214,19 @@ def _explain_call(error: TypeError, name: str, traceback: TracebackType | None, 
     placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     named = [f"{one.name}=" for one in parameters if one.kind is one.KEYWORD_ONLY]
     more = f"; by name {', '.join(named)}" if named else ""
-    twice = "an optimizer goes to optimizer=" if "multiple values for argument 'every'" in str(error) else ""
+    twice = _given_for_every(traceback) if "multiple values for argument 'every'" in str(error) else ""
     meant = _ARGUMENTS.get(unknown, twice) if isinstance(getattr(nc, name), type) else ""
     hint = f" ({meant})" if meant else ""
     error.args = (f"{error}{hint}: it is nc.{name}({', '.join(placed)}){more}",)
+
+
+def _given_for_every(traceback: TracebackType) -> str:
+    """What is said of what was put in the place of ``every``: the line names the optimizer, where it was that."""
+    names = _names(traceback)
+    values = [names.get(word) for word in re.findall(r"\w+", _last_line(traceback))]
+    got = [one for one in values if hasattr(one, "param_groups") or hasattr(one, "apply_gradients")]
+    optimizers = [type(one).__name__ for one in got if not isinstance(one, type)]
+    return f"every= got {optimizers[0]}, which goes to optimizer=" if optimizers else "an optimizer goes to optimizer="
 
 
 def without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
