@@ -366,6 +366,59 @@ def test_parameters_that_the_optimizer_of_local_steps_has_and_no_sync_object_are
     assert "or make a sync object with name= for each model" in said
 
 
+def test_two_sync_objects_over_one_parameter_are_refused_while_both_are_in_use(tmp_path: Path) -> None:
+    def cell(node: Node) -> list[str]:
+        trunk = nn.Linear(6, 4)
+        actor, critic = nn.Sequential(trunk, nn.Linear(4, 3)), nn.Sequential(trunk, nn.Linear(4, 1))
+        apart = nc.DiLoCo(build(), every=2, name="apart")
+        first = nc.DiLoCo(actor, every=2, name="actor")
+        said = []
+        for make in (nc.DiLoCo, nc.SparseLoCo, nc.LocalSGD):
+            try:
+                make(critic, every=2, name="critic")
+            except nc.TrainingError as error:
+                said.append(str(error))
+        first.step()
+        first.finish()
+        nc.DiLoCo(critic, every=2, name="critic").finish()
+        nc.LocalSGD(nn.ModuleList([actor, critic]), every=2, name="both").finish()
+        trunk.requires_grad_(False)  # a frozen trunk is in no round
+        nc.DiLoCo(actor, every=2, name="actor")
+        nc.DiLoCo(critic, every=2, name="critic")
+        apart.finish()
+        return said
+
+    with Cluster(NAMES[:2], tmp_path) as cluster:
+        every = [*cluster.run(cell).values(), *cluster.run(cell).values()]  # of an earlier cell none is in use
+        assert [len(said) for said in every] == [3] * 4, every
+        for said in every:
+            assert len(set(said)) == 1
+            assert said[0].startswith(
+                "'0.weight' of 'critic' is a parameter of 'actor' too, which is not finished: two"
+            )
+
+
+def test_two_objects_that_send_gradients_may_share_parameters(tmp_path: Path) -> None:
+    def cell(node: Node) -> nn.Module:
+        torch.manual_seed(0)
+        trunk = nn.Linear(6, 4)
+        models = [nn.Sequential(trunk, nn.Linear(4, 3)), nn.Sequential(trunk, nn.Linear(4, 3))]
+        syncs = [
+            nc.DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.05), name=name)
+            for name, model in zip("xy", models, strict=True)
+        ]
+        for step in range(4):
+            for sync, model in zip(syncs, models, strict=True):
+                loss_of(model, batch(step + 100 * node.rank())).backward()
+                sync.step(samples=8)
+        return nn.ModuleList(models)
+
+    with Cluster(NAMES[:2], tmp_path) as cluster:
+        results = cluster.run(cell)
+        assert len(results) == 2
+        assert_equal_models(results)
+
+
 def test_layers_that_are_unfrozen_in_mid_training_are_named(tmp_path: Path) -> None:
     def cell(node: Node) -> nn.Module:
         model = build()

@@ -108,3 +108,17 @@ def test_layouts_that_differ_are_refused_with_the_name(tmp_path: Path, strategy:
     assert "'weight'" in str(result)
     assert "4x2x2x3" in str(result)
     assert "4x3x2x2" in str(result)
+
+
+@pytest.mark.parametrize("framework", ["m", "t"])
+def test_two_sync_objects_over_one_part_are_refused(tmp_path: Path, framework: str) -> None:
+    def cell(node: Node) -> None:
+        whole = adapted(node).model
+        nc.DiLoCo(whole, every=2, name="whole")
+        part = mlx_nn.Sequential(whole.first) if is_mlx(node) else torch.nn.Sequential(whole.first)
+        nc.LocalSGD(part, every=2, name="part")
+
+    with Cluster([framework], tmp_path) as cluster:
+        (error,) = cluster.run(on_this_thread(cell)).values()
+        assert isinstance(error, nc.TrainingError)
+        assert "of 'part' is a parameter of 'whole' too, which is not finished" in str(error)

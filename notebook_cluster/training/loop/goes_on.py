@@ -52,6 +52,11 @@ class GoesOn(RoundClient):
         return self._progress.step
 
     @property
+    def sends_gradients(self) -> bool:
+        """Whether rounds exchange gradients, and leave the parameters to the optimizer's steps."""
+        return self._strategy.gradients
+
+    @property
     def samples(self) -> float:
         """Samples that this node has said to ``step()`` in this run, counted like :attr:`global_step`."""
         return self._progress.all_samples

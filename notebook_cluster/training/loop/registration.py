@@ -8,7 +8,7 @@ import contextlib
 import platform
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from notebook_cluster.training.checkpointing.registered import check_extra
 from notebook_cluster.training.checkpointing.resuming import Start
 from notebook_cluster.training.loop.round_client import TrainingError
 from notebook_cluster.training.loop.stopped_run import RegisteredObjects
-from notebook_cluster.training.models import check_optimizer, check_trains
+from notebook_cluster.training.models import check_optimizer, check_trains, shared_parameter
 from notebook_cluster.training.models.frozen import frozen_name, frozen_rows, unread
 from notebook_cluster.training.models.parameters import Parameters
 from notebook_cluster.training.runtime import Runtime
@@ -289,12 +289,17 @@ def taken_over(runtime: Runtime, job: Job) -> TakenState | None:
     return next((row for row in rows if row.job == job.name), None)
 
 
-def job_of(runtime: Runtime, name: str) -> Job:
-    """The job that a new sync object is for.
+_jobs: "weakref.WeakKeyDictionary[Runtime, weakref.WeakSet[Job]]" = weakref.WeakKeyDictionary()
+"""Runtime -> its jobs."""
+
+
+def job_of(runtime: Runtime, strategy: Strategy, model: Any) -> Job:
+    """The job that a new sync object for ``model`` is for.
 
     Raises:
-        TrainingError: another one of this cell has not finished it.
+        TrainingError: another one of this cell has not finished it, or trains parameters of this model.
     """
+    name = strategy.name
     attached = runtime.job(name)
     job = attached if isinstance(attached, Job) else Job(runtime, name)
     if attached is None:
@@ -304,7 +309,26 @@ def job_of(runtime: Runtime, name: str) -> Job:
             f"job {name!r} has a sync object in this cell that is not finished: call finish() on it before this one is "
             "made, or give this one another name="
         )
+    jobs = _jobs.setdefault(runtime, weakref.WeakSet())
+    _check_no_other_trains(model, strategy, jobs - {job})
+    jobs.add(job)
     return job
+
+
+def _check_no_other_trains(model: Any, strategy: Strategy, jobs: Iterable[Job]) -> None:
+    """Two that send gradients may share: what each adds to a parameter is the same on all nodes."""
+    for other in jobs:
+        if not getattr(other.owner, "unfinished", False) or (
+            strategy.gradients and getattr(other.owner, "sends_gradients", False)
+        ):
+            continue
+        shared = shared_parameter(model, other.made_with[0]())
+        if shared:
+            raise TrainingError(
+                f"{shared!r} of {strategy.name!r} is a parameter of {other.name!r} too, which is not finished: two "
+                "sync objects would each average it. Make one for a module that has both models, as "
+                "nn.ModuleList([first, second]), or call finish() on the other one before this one is made"
+            )
 
 
 _alone: "weakref.WeakKeyDictionary[Runtime, int]" = weakref.WeakKeyDictionary()

@@ -74,7 +74,7 @@ class RoundSync(GoesOn):
         self._resume, self._given_momentum = resume_of(resume)
         self._fresh = fresh or self._given_momentum is not None
         runtime = current_runtime()
-        job = job_of(runtime, strategy.name)
+        job = job_of(runtime, strategy, model)
         self._run = runtime.cell(), 0 if runtime.replaying() else job.next_run(runtime.cell())
         parameters = parameters_of(model, freeze_a=strategy.freeze_a)
         job.owner = self

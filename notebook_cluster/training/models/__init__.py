@@ -42,6 +42,23 @@ def check_trains(optimizers: Sequence[Any], model: Any) -> None:
         )
 
 
+def shared_parameter(model: Any, other: Any) -> str:
+    """A name in ``model`` of what it trains and ``other`` does too; empty: there is nothing."""
+    theirs = set(map(id, _trained(other).values()))
+    return next((name for name, one in _trained(model).items() if id(one) in theirs), "")
+
+
+def _trained(model: Any) -> dict[str, Any]:
+    """Empty for what is no model."""
+    if callable(named := getattr(model, "named_parameters", None)):
+        return {name: one for name, one in named() if one.requires_grad}
+    if callable(tree := getattr(model, "trainable_parameters", None)):
+        from mlx.utils import tree_flatten
+
+        return dict(tree_flatten(tree()))
+    return {}
+
+
 _synced: "WeakSet[Any]" = WeakSet()
 """The torch models that sync objects were made for."""
 
