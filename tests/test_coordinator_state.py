@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from notebook_cluster.coordinator.cells.cell_files import Origin
-from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name
+from notebook_cluster.coordinator.cells.outputs import CellOutputs, batches, hint_missing_name, hint_other_nodes
 from notebook_cluster.journal import events as e
 from notebook_cluster.journal import kept_rounds, log
 from notebook_cluster.journal.curves import GROWTH, CurvesFile, LastView, SeriesStore, read_series, read_view
@@ -453,6 +453,28 @@ def test_a_name_error_for_a_name_of_the_notebook_is_recognised() -> None:
     assert hint_missing_name(error, ("other", "data")) == "data"
     assert hint_missing_name(error, ("other",)) is None
     assert hint_missing_name({"ename": "ValueError", "evalue": "'data'"}, ("data",)) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "nodes", "names"),
+    [
+        ("data = 5", ["a"], "a"),
+        ("x = 1\nother, data = load()", ["c", "a"], "a, c"),
+        ("data: list[int] = []", list("acdefg"), "a, c, d, e, ..."),
+        ("def data(): pass", ["a"], "a"),
+        ("from somewhere import x as data", ["a"], "a"),
+        ("data = 5", ["a", "b"], ""),  # deleted since then, on this node at least
+        ("data = 5", [], ""),
+        ("print(data)\ndata == 5\nf(data=3)\nmydata = 5\ndata.x = 1", ["a"], ""),
+    ],
+)
+def test_a_name_error_for_a_name_of_other_nodes_says_which_cell_defined_it(
+    source: str, nodes: list[str], names: str
+) -> None:
+    error = {"ename": "NameError", "evalue": "name 'data' is not defined"}
+    hint = f"cell 7 defined 'data' on {names} only: %%on_all defines it on every node" if names else None
+    assert hint_other_nodes(error, "b", [(8, "print(data)", ["b"]), (7, source, nodes)]) == hint
+    assert hint_other_nodes(error | {"ename": "ValueError"}, "b", [(7, source, nodes)]) is None
 
 
 def test_a_long_curve_is_thinned_evenly_and_keeps_its_whole_range_and_its_peak() -> None:

@@ -5,8 +5,9 @@ A view says how far it has read (:class:`.Taken`). Beyond a window of unread out
 of each node only its newest text; what is left out is marked, and is in the node's file all the same.
 """
 
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import msgspec
 from notebook_cluster.coordinator.cells.cell_files import CellFiles, Origin
 from notebook_cluster.protocol.views import LINES_LEFT_OUT, Output
 
+_MOST_NODES = 4
+"""That a hint names."""
 HEAD_BYTES = 256 * 1024
 TAIL_BYTES = 1024 * 1024
 """Per cell: what a view that comes later sees of the beginning and of the end."""
@@ -206,6 +209,27 @@ def hint_missing_name(output: dict[str, Any], names: tuple[str, ...]) -> str | N
         return None
     text = str(output.get("evalue", ""))
     return next((name for name in names if f"'{name}'" in text), None)
+
+
+def hint_other_nodes(
+    output: dict[str, Any], node: str, cells: Iterable[tuple[int, str, Collection[str]]]
+) -> str | None:
+    """Where the name in a NameError of ``node`` was defined without this node; ``cells``: number, source and nodes of
+    those before, newest first."""
+    found = re.fullmatch(r"name '(\w{1,200})' is not defined.*", str(output.get("evalue", "")))
+    if output.get("ename") != "NameError" or found is None:
+        return None
+    name = found[1]
+    defines = re.compile(
+        rf"^(?:(?:async )?def {name}\b|class {name}\b|(?:from \S+ )?import .*\b{name}\b"
+        rf"|(?:\w+, *)*{name}\b[\w, ]*(?::[^=\n]*)?=(?!=))",
+        re.MULTILINE,
+    )
+    number, _, nodes = next((cell for cell in cells if name in cell[1] and defines.search(cell[1])), (0, "", [node]))
+    if node in nodes or not nodes:
+        return None
+    where = ", ".join(sorted(nodes)[:_MOST_NODES]) + (", ..." if len(nodes) > _MOST_NODES else "")
+    return f"cell {number} defined '{name}' on {where} only: %%on_all defines it on every node"
 
 
 class OutputBacklog:

@@ -16,6 +16,7 @@ from notebook_cluster.coordinator.cells.outputs import (
     Flow,
     batches,
     hint_missing_name,
+    hint_other_nodes,
     pieces_of,
     size_of,
 )
@@ -77,6 +78,11 @@ class OutputStreaming:
             missing = hint_missing_name(content, state.cells[number].notebook_names)
             if missing is not None:
                 hint = f"'{missing}' is in the notebook but not on the node: %push {missing} sends it"
+            else:
+                before = [cell for cell in reversed(state.cells.values()) if cell.id < number]
+                ran = ((cell.id, cell.source, [] if not cell.targets else list(cell.nodes)) for cell in before)
+                hint = hint_other_nodes(content, node, ran) or ""
+            if hint:
                 safe["traceback"] = [*safe.get("traceback", ()), hint]
         output = Output(node=node, rank=state.rank(node), kind=kind, content=safe, place=state.place(node))
         if not self._write(self._cells[number], output, origin):

@@ -14,6 +14,8 @@ from notebook_cluster.node.data.source import is_array, is_torch, spread
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
+_MOST_MADE = 64
+"""Data of one place in the code whose epochs are counted: the newest."""
 UNLIKE_S = 3.0
 """Until unlike lengths or settings are told of: who had no part in the first loop is heard in a later one first, to
 which this node comes too."""
@@ -192,13 +194,11 @@ class LoopRegistry:
         """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
         loop has begun that."""
         made = self._made.setdefault(place, [])
-        counter = EpochCounter()
-        for number, (before, its) in enumerate(made):
-            if _made_alike(before, data):
-                counter = EpochCounter(its.after, its.after)
-                made[number] = data, counter
-                return counter
+        number = next((number for number, (before, _) in enumerate(made) if _made_alike(before, data)), None)
+        after = 0 if number is None else made.pop(number)[1].after
+        counter = EpochCounter(after, after)
         made.append((data, counter))
+        del made[:-_MOST_MADE]
         return counter
 
     def next_loop(
