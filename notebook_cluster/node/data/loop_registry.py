@@ -1,5 +1,6 @@
 """The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from notebook_cluster.node.data.ledger import KeptEpoch
 from notebook_cluster.node.data.position import LoopIdentity, LoopPosition, ShardProgress, identity_of, read_position
-from notebook_cluster.node.data.source import is_array, is_torch, spread
+from notebook_cluster.node.data.source import few_of, is_array, is_torch, spread
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
@@ -33,29 +34,40 @@ class EpochCounter:
     after: int = 0
 
 
-def _made_alike(one: Any, other: Any) -> bool:
-    """Whether these are one object, or two made alike: arrays, sequences and what torch makes of them are, when some of
-    their elements are."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if is_torch(one, "Subset"):
-        return _made_alike(one.indices, other.indices) and _made_alike(one.dataset, other.dataset)
-    if is_torch(one, "TensorDataset"):
-        return _made_alike(one.tensors, other.tensors)
-    if is_array(one):
-        if any(getattr(one, name, None) != getattr(other, name, None) for name in ("shape", "dtype", "device")):
-            return False
-        rows = [(one[index], other[index]) for index in spread(len(one))]
-        equal = _made_alike if str(one.dtype) == "object" else _equal
-        return all(equal(*pair) for pair in rows)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_made_alike(one[index], other[index]) for index in spread(len(one)))
-    return isinstance(one, str | int | float | range | PurePath) and one == other
+class _Same:
+    """An object that is alike only to itself; it is not kept for that, where it can be referred to weakly."""
+
+    def __init__(self, data: Any) -> None:
+        try:
+            self._refer: Callable[[], Any] = weakref.ref(data)
+        except TypeError:
+            self._refer = lambda: data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._refer() is not None and self._refer() is other._refer()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def _equal(one: Any, other: Any) -> bool:
-    compared = one == other
-    return bool(compared.all() if hasattr(compared, "all") else compared)
+def _sketch(data: Any) -> Any:
+    """Equal for one object and for those made alike: arrays, sequences and what torch makes of them are, when some of
+    their elements are. It holds these few elements, not the data."""
+    if is_torch(data, "Subset"):
+        return "Subset", _sketch(data.indices), _sketch(data.dataset)
+    if is_torch(data, "TensorDataset"):
+        return "TensorDataset", _sketch(data.tensors)
+    if is_array(data):
+        rows = [data[index] for index in spread(len(data))]
+        whole = str(data.dtype) == "object" or not hasattr(rows[0] if rows else data, "tolist")
+        some = tuple(map(_sketch, rows)) if whole else repr([row.tolist() for row in map(_some_of, rows)])
+        return type(data), str(data.shape), str(data.dtype), str(getattr(data, "device", "")), some
+    if isinstance(data, list | tuple):
+        return type(data), len(data), tuple(_sketch(data[index]) for index in spread(len(data)))
+    return (type(data), data) if isinstance(data, str | int | float | range | PurePath) else _Same(data)
+
+
+def _some_of(row: Any) -> Any:
+    return few_of(row.reshape(-1))
 
 
 class FirstLoops:
@@ -179,7 +191,7 @@ class LoopRegistry:
         self._going: dict[LoopIdentity, set[int]] | None = None
         """Epochs of loops that go on in this cell; None: it was not said which."""
         self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
-        """What was divided at each place of the running cell's code, and the counter of the newest shard of it."""
+        """Sketches of what was divided at each place of the running cell's code, with the counter of its newest shard."""
         self._next: dict[LoopIdentity, int] = {}
         """The first epoch that such a loop has not begun."""
 
@@ -194,10 +206,14 @@ class LoopRegistry:
         """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
         loop has begun that."""
         made = self._made.setdefault(place, [])
-        number = next((number for number, (before, _) in enumerate(made) if _made_alike(before, data)), None)
+        try:
+            sketch = _sketch(data)
+        except Exception:  # of what people's own arrays do nothing is known, and only an epoch's number hangs on it
+            sketch = _Same(data)
+        number = next((number for number, (before, _) in enumerate(made) if before == sketch), None)
         after = 0 if number is None else made.pop(number)[1].after
         counter = EpochCounter(after, after)
-        made.append((data, counter))
+        made.append((sketch, counter))
         del made[:-_MOST_MADE]
         return counter
 

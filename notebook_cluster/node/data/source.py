@@ -83,7 +83,7 @@ def _told(data: Any) -> Iterator[Any]:
         yield from _told(tuple(data.tensors))
     elif is_array(data):
         if _WHOLE.fullmatch(str(data.dtype)):
-            yield [number for index in spread(len(data)) for number in _some(data[index].reshape(-1)).tolist()]
+            yield [number for index in spread(len(data)) for number in few_of(data[index].reshape(-1)).tolist()]
     elif isinstance(data, tuple) and all(map(is_array, data)):
         for part in data:
             yield from _told(part)
@@ -122,7 +122,7 @@ def _plain(item: Any) -> Iterator[str | int]:
             yield from _plain(one)
 
 
-def _some(row: Any) -> Any:
+def few_of(row: Any) -> Any:
     return row[:: max(1, row.shape[0] // _LOOKED_AT)]
 
 
