@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from notebook_cluster.collectives import Collectives, CollectiveSettings, PeerLost
+from notebook_cluster.collectives.expectations import REFUSED
 from notebook_cluster.collectives.reduction import reduce_arrays
 from notebook_cluster.protocol.mesh import CellFrame
 from notebook_cluster.protocol.node import CellDone
@@ -337,6 +338,28 @@ def test_lost_frames_are_asked_for_again(size: int) -> None:
             nodes, lambda c, rank: [c.all_reduce(np.full(size, 1.0, np.float32)).sum() for _ in range(3)], timeout=60
         )
         assert results == [[2.0 * size] * 3] * 2
+
+
+@pytest.mark.parametrize("peers", [["one", "one"], ["one", "two"]])
+def test_what_a_node_refuses_is_asked_for_again_where_it_was_lost(peers: list[str]) -> None:
+    with mesh_nodes("mini", "desk", peers=peers) as nodes:
+        deliver, lost = nodes[1].mesh.on_frame, list[CellFrame]()
+
+        def lossy(sender: str, header: Any, payload: memoryview) -> None:
+            if header.kind.startswith(REFUSED) and not lost:
+                lost.append(header)
+            else:
+                deliver(sender, header, payload)
+
+        def body(collectives: Collectives, rank: int) -> int:
+            collectives.all_reduce(np.ones(10))
+            with pytest.raises(TypeError, match="a set"):
+                collectives.all_reduce(np.ones(10) if rank else {1})
+            return int(collectives.all_reduce(np.ones(10))[0])
+
+        nodes[1].mesh.on_frame = lossy
+        assert run_cell(nodes, body, timeout=60) == [2, 2]
+        assert len(lost) == 1
 
 
 def test_a_sender_that_is_never_read_waits() -> None:
