@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notebook_cluster.collectives import CollectiveSettings, PeerLost
+from notebook_cluster.collectives import CollectiveSettings, PeerLost, shared_reduce
 from notebook_cluster.mesh import shared_memory
 from notebook_cluster.mesh.shared_memory import SharedFile, forget_left_over
 from notebook_cluster.protocol.node import CellDone
@@ -234,6 +234,27 @@ def test_after_an_operation_was_left_in_the_middle_nobody_takes_it_for_finished(
     done = CellDone(cell=cell, node="mini", status="interrupted")
     results = run_cell(two, body, cell)
     assert str(results[1]) == "mini was interrupted"
+
+
+def test_what_a_slow_node_still_reads_is_not_written_over_after_a_broadcast_which_the_others_leave_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = shared_reduce.SharedSteps.begin
+
+    def begin_slowly(steps: shared_reduce.SharedSteps) -> None:
+        begin(steps)
+        if (steps.own, steps.steps.number) == (2, 3):  # until another has passed the broadcast
+            wait_until(lambda: steps.group._positions[1][0] >> 24 == 5)
+
+    monkeypatch.setattr(shared_reduce.SharedSteps, "begin", begin_slowly)
+
+    def body(collectives: Any, rank: int) -> list[float]:
+        sums = [float(collectives.all_reduce(np.ones(100))[0]) for _ in range(3)]
+        collectives.broadcast(1, 0)
+        return [*sums, float(collectives.all_reduce(np.full(100, 100.0))[0])]
+
+    with mesh_nodes("mini", "desk", "book", peers=["one"] * 3) as three:
+        assert play(three, body) == [[3.0, 3.0, 3.0, 300.0]] * 3
 
 
 def test_an_operation_that_one_node_could_not_begin_counts_all_the_same(two: list[MeshNode]) -> None:

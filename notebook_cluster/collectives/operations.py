@@ -175,6 +175,7 @@ class Collectives:
     def broadcast(self, value: Any = None, src: int = 0) -> Any:
         """The value of rank ``src``, on every node; what the others pass only says the device for a tensor."""
         with self._operate(f"broadcast(src={src})") as steps:
+            self._memory.may_be_read = True
             source = self._node_of(steps.world, src, "broadcast")
             if source == self._own:
                 wire = self._to_wire(value, "broadcast")
@@ -249,12 +250,17 @@ class Collectives:
         if memory.refused or len(steps.nodes) < 2 or len(peers) != 1 or len(steps.world.peers) != len(steps.nodes):
             return None
         size = min(size, settings.shared_block)
-        if not memory.ready(size):
+        is_set_up = memory.ready(size)
+        if not is_set_up:
             capacity = SMALL_CAPACITY if size <= SMALL_CAPACITY else settings.shared_block
             if not memory.set_up(steps, text, capacity):
                 steps.base = FIRST_PHASE
                 return None
-        return SharedSteps(steps, memory, text)
+        shared = SharedSteps(steps, memory, text)
+        if memory.may_be_read and is_set_up:
+            shared.meet()
+        memory.may_be_read = False
+        return shared
 
     @contextmanager
     def _operate(self, name: str) -> Iterator[Steps]:
@@ -274,6 +280,7 @@ class Collectives:
             if before:
                 steps.refuse(error)
             steps.close_out()
+            self._memory.may_be_read = True
             if not refused:
                 self._memory.break_off()
             # A traceback is kept until the next one, and an error that a step was handed is in a cycle with that step's

@@ -38,6 +38,9 @@ class SharedMemory:
         self.nodes = tuple(nodes)
         self.group: SharedGroup | None = None
         self.refused = False
+        self.may_be_read = False
+        """A broadcast has passed, or an error, which a node leaves without the others: they may be in the operation
+        before it."""
         self._files: list[SharedFile] = []
 
     def ready(self, size: int) -> bool:
@@ -119,6 +122,11 @@ class SharedSteps:
         self.own = memory.nodes.index(steps.own)
         header = steps.header(WireValue("json", self.text, (), b""), 0)
         self._header = header
+
+    def meet(self) -> None:
+        """Wait until everybody has come here, before anything is put in."""
+        self.reach(FIRST_PHASE - 1)
+        self.wait(FIRST_PHASE - 1)
 
     def begin(self) -> None:
         """What this node puts in first is there; wait for everybody, who must do the same.

@@ -191,7 +191,7 @@ class LoopRegistry:
         self._going: dict[LoopIdentity, set[int]] | None = None
         """Epochs of loops that go on in this cell; None: it was not said which."""
         self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
-        """Sketches of what was divided at each place of the running cell's code, with the counter of its newest shard."""
+        """Sketches of what was divided at each place of the cell's code, and the counter of its newest shard."""
         self._next: dict[LoopIdentity, int] = {}
         """The first epoch that such a loop has not begun."""
 
