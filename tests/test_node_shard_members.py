@@ -215,6 +215,28 @@ def test_shards_of_other_places_or_data_begin_alike_and_a_break_leaves_all_nodes
     assert [reply["status"] for reply in replies] == ["ok", "ok"], replies
 
 
+PLAYED = """
+import gc, weakref
+import numpy as np
+kept = []
+for turn in range(4):
+    data = np.random.rand(40)
+    kept.append(weakref.ref(data))
+    for number, batch in enumerate(nc.shard(data, batch_size=5)):
+        if turn % 2 and number == 1:
+            break
+del data
+gc.collect()
+assert [one() for one in kept] == [None] * 4
+"""
+
+
+def test_data_that_is_made_anew_in_each_turn_is_not_kept(kernels: NodeKernels) -> None:
+    kernels.publish("mini", "desk")
+    replies = kernels.run(PLAYED)
+    assert [reply["status"] for reply in replies] == ["ok", "ok"], replies
+
+
 def test_the_part_of_a_node_killed_between_batches_goes_to_the_others(kernels: NodeKernels, tmp_path: Path) -> None:
     """In the second of three epochs."""
     kernels.publish("mini", "desk", "old")

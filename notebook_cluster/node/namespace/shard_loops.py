@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger
@@ -113,6 +113,8 @@ class ShardLoop:
             self.ended = True
         finally:
             self._left_at = self.shares.activity if self.shares is not None else 0
+            # Where it was is asked for until the next cell; the data need not stay for that.
+            self.options, self._order = replace(self.options, order=None), None
             if place is not None:
                 place.leave()
 
