@@ -16,7 +16,7 @@ PACKAGE = "notebook_cluster"
 ROOT = Path(__file__).parent.parent
 PURE_MACHINES = {f"{PACKAGE}.rounds.leader.events_effects", f"{PACKAGE}.rounds.member.events_effects"}
 """Both halves of the round protocol have a Tick and a Log: their events and effects may share names."""
-MOST = {"files": 485, "lines": 87_500, "longest file": 360, "circles": 0, "class names used twice": 0}
+MOST = {"files": 485, "lines": 87_451, "longest file": 360, "circles": 0, "class names used twice": 0}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class House:
     def numbers(self) -> dict[str, int]:
         """The same names as in :data:`MOST`."""
         return {
-            "files": len(self.lengths), "lines": sum(self.lengths.values()), "longest file": max(self.lengths.values()),
+            "files": len(self.lengths), "lines": 87_451sum(self.lengths.values()), "longest file": max(self.lengths.values()),
             "circles": len(self.circles), "class names used twice": len(self.twice),
         }  # fmt: skip
 

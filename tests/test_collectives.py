@@ -219,6 +219,11 @@ def test_what_one_node_may_not_send_and_catches_is_raised_on_the_others_too_and_
         assert sums == [3.0] * 3
 
 
+def test_a_barrier_may_have_any_name(three: list[MeshNode]) -> None:
+    names = ("send", "want", "ack", "refused TypeError", "")
+    assert play(three, lambda c, rank: [c.barrier(name) for name in names]) == [[None] * len(names)] * 3
+
+
 def test_an_error_before_anything_was_sent_ends_the_waiting_of_the_others(three: list[MeshNode]) -> None:
     def body(collectives: Collectives, rank: int) -> int:
         with pytest.raises(ValueError, match="does not divide by 3 nodes"):

@@ -13,7 +13,9 @@ import psutil
 
 from notebook_cluster.collectives import algorithms, hierarchical, reduction, shared_reduce
 from notebook_cluster.collectives.chunked_messages import (
+    ACKNOWLEDGE,
     MESSAGE,
+    WANT,
     CellWorld,
     ChunkedMessage,
     CollectiveSettings,
@@ -95,7 +97,8 @@ class Collectives:
         if self._world is not None and self._world.replay:
             return  # everybody passed it when the cell ran first
         wire = WireValue("json", "", (), b"")
-        with self._operate(name) as steps:
+        # What frames of another kind are called is free for people's use all the same.
+        with self._operate(f"barrier {name}" if name in (WANT, ACKNOWLEDGE, MESSAGE) else name) as steps:
             if self._memory.group is not None or self._operation > _BARRIERS_BEFORE_SHARING:
                 shared = self._shared(steps, "", 0)
                 if shared is not None:
