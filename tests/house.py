@@ -31,7 +31,7 @@ class House:
     def numbers(self) -> dict[str, int]:
         """The same names as in :data:`MOST`."""
         return {
-            "files": len(self.lengths), "lines": 87_451sum(self.lengths.values()), "longest file": max(self.lengths.values()),
+            "files": len(self.lengths), "lines": sum(self.lengths.values()), "longest file": max(self.lengths.values()),
             "circles": len(self.circles), "class names used twice": len(self.twice),
         }  # fmt: skip
 
