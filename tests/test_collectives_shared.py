@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from notebook_cluster.collectives import CollectiveSettings, PeerLost, shared_reduce
+from notebook_cluster.collectives.shared_group import SharedGroup
 from notebook_cluster.mesh import shared_memory
 from notebook_cluster.mesh.shared_memory import SharedFile, forget_left_over
 from notebook_cluster.protocol.node import CellDone
@@ -247,6 +248,28 @@ def test_what_a_slow_node_still_reads_is_not_written_over_after_a_broadcast_whic
             wait_until(lambda: steps.group._positions[1][0] >> 24 == 5)
 
     monkeypatch.setattr(shared_reduce.SharedSteps, "begin", begin_slowly)
+
+    def body(collectives: Any, rank: int) -> list[float]:
+        sums = [float(collectives.all_reduce(np.ones(100))[0]) for _ in range(3)]
+        collectives.broadcast(1, 0)
+        return [*sums, float(collectives.all_reduce(np.full(100, 100.0))[0])]
+
+    with mesh_nodes("mini", "desk", "book", peers=["one"] * 3) as three:
+        assert play(three, body) == [[3.0, 3.0, 3.0, 300.0]] * 3
+
+
+def test_who_asks_late_how_far_a_node_is_that_has_passed_a_broadcast_gets_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = SharedGroup.missing
+
+    def missing_until_late(group: SharedGroup, operation: int, phase: int, patience: float) -> list[int]:
+        if (group.own, operation) != (2, 3):
+            return missing(group, operation, phase, patience)
+        wait_until(lambda: group._positions[1][0] >> 24 == 5)
+        return [1]  # as it looked a moment before
+
+    monkeypatch.setattr(SharedGroup, "missing", missing_until_late)
 
     def body(collectives: Any, rank: int) -> list[float]:
         sums = [float(collectives.all_reduce(np.ones(100))[0]) for _ in range(3)]

@@ -9,6 +9,9 @@ from notebook_cluster.collectives.chunked_messages import Channel, Payload, Tran
 from notebook_cluster.protocol.mesh import CellFrame
 
 _MOST_QUESTIONS = 1000
+_MOST_REACHED = 64
+"""Operations in shared memory of which a node that is behind may ask: broadcasts lie between, which one leaves without
+the others."""
 NOTHING_ELSE = 1 << 25
 """The phase of a message that answers for every phase of its operation, of which nothing else is sent."""
 
@@ -45,7 +48,8 @@ class SentMessages:
         """This node has come to the phase of ``header``; who asks for it gets the header, everybody else sees it in
         shared memory. Called on the main thread, which alone writes here."""
         self._reached[header.operation] = header
-        self._reached.pop(header.operation - 2, None)
+        if len(self._reached) > _MOST_REACHED:
+            del self._reached[next(iter(self._reached))]
         if self._asked:
             self._transport.call_soon(self._answer_all)
 
