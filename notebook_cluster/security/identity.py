@@ -128,7 +128,7 @@ def in_words(error: OSError, path: Path | None = None) -> OSError:
     elif place.is_relative_to(jupyter_data_dir()) or place.is_relative_to(jupyter_runtime_dir()):
         what, change = "the keys and files of notebook-cluster", "set JUPYTER_DATA_DIR to"
     elif path:
-        what, change = "the keys and files of notebook-cluster", "choose with --data-dir (of a launch: --folder)"
+        what, change = "the keys and files of notebook-cluster", "choose with --data-dir"
     else:
         return error
     where = "a folder on another disk" if full else "a folder in which you may write"
