@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from notebook_cluster.magics.execution import waiting
 from notebook_cluster.magics.execution.waiting import Press, StopCounter, is_at_rest
 from notebook_cluster.protocol.cell_mark import CellMark, CellMarkWriter
 from tests.cluster import Watcher, node
@@ -173,6 +176,27 @@ def test_while_the_sender_is_busy_a_request_to_end_may_still_come(monkeypatch: p
         assert [press.meaning() for _ in range(10)] == [""] * 10
         kernel._shutdown_message = {"content": {"restart": True}}
         assert press.meaning() == "restart"
+    finally:
+        sender.kill()
+        sender.wait(10)
+
+
+def test_a_sender_that_gets_no_processor_time_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with too much to do: else the restart of a notebook's kernel would stop what runs on the nodes."""
+    sender = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        monkeypatch.setattr(os, "getppid", lambda: sender.pid)
+        wait_until(lambda: is_at_rest(sender.pid) is False, 60, "the sender to be busy")
+        sender.send_signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(sender.pid).status() == psutil.STATUS_STOPPED, 60, "the sender to stop")
+        now = [100.0]
+        monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        press = Press(SimpleNamespace(kernel=SimpleNamespace(_shutdown_message=None)))
+        now[0] += 4
+        assert [press.meaning() for _ in range(10)] == [""] * 10
+        sender.send_signal(signal.SIGCONT)
+        wait_until(lambda: press.meaning() == "stop", 60, "it to have had its time")
+        assert now == [104.0]
     finally:
         sender.kill()
         sender.wait(10)

@@ -1,9 +1,9 @@
 """What a person does while a cell waits: presses Stop, and answers ``input()`` and ``getpass()`` of nodes.
 
 The Stop button is counted, not raised, and told from the end of the kernel. Jupyter sends a kernel that is to restart
-or to shut down SIGINT first, as for Stop, and the request right after it: 1 to 2 ms later, 150 ms on a machine with
-several times more work than cores. A restart must not stop what runs on the nodes, so :class:`Press` waits until the
-process that sent the signal has nothing left to do.
+or to shut down SIGINT first, as for Stop, and the request right after it: 1 to 2 ms later, 150 ms and more on a machine
+with several times more work than cores. A restart must not stop what runs on the nodes, so :class:`Press` waits until
+the process that sent the signal has nothing left to do, or has had processor time enough.
 
 Questions of nodes are asked one after the other, each with its node's name. The kernel's own ``input()`` waits on the
 main thread, as for any cell. What the nodes put out meanwhile is shown by a thread in a copy of the cell's context, so
@@ -39,7 +39,9 @@ _SOCKETS = b"ZMQbg/IO"
 """How libzmq calls the threads that read its sockets."""
 _UNSEEN_SECONDS = 0.1
 """Where one process cannot see what another does."""
-_MOST_SECONDS = 0.5
+_MOST_PROCESSOR_SECONDS = 0.3
+"""Of a sender that does not rest: what it had to send it has sent by then, however few processors there are."""
+_MOST_SECONDS = 5.0
 _AT_REST = b"SIZX"
 """Letters of /proc/<pid>/stat: asleep, idle or ended. Anything else runs, or wants to."""
 
@@ -85,14 +87,12 @@ class Press:
         self._shell = shell
         self._kernel = getattr(shell, "kernel", None)
         self._sender = os.getppid()
-        self._began = time.monotonic()
+        self._began, self._used_before = time.monotonic(), _processor_seconds(self._sender)
         self._quiet = 0
-        self._control_ran = threading.Event()
-        loop = getattr(getattr(self._kernel, "control_thread", None), "io_loop", None)
-        if loop is not None:
-            loop.add_callback(self._control_ran.set)
-        else:
-            self._control_ran.set()
+        control = getattr(self._kernel, "control_thread", None)
+        self._control, self._loop = getattr(control, "native_id", None) or 0, getattr(control, "io_loop", None)
+        self._control_ran: threading.Event | None = None
+        """Of a callback that was given to the control thread when the sender had come to rest."""
 
     def meaning(self) -> Meaning:
         """Empty while that is not known yet: ask again after LOOK_SECONDS. Without a kernel it is known at once."""
@@ -105,10 +105,28 @@ class Press:
         at_rest = is_at_rest(self._sender)
         if at_rest is None:
             return "stop" if waited > _UNSEEN_SECONDS else ""
+        if not at_rest and _processor_seconds(self._sender) - self._used_before < _MOST_PROCESSOR_SECONDS:
+            self._quiet, self._control_ran = 0, None
+            return ""
         # The kernel's threads that read its sockets, and its control thread, which gets the request, need a turn too.
-        quiet = at_rest and self._control_ran.is_set() and is_at_rest(os.getpid(), _SOCKETS) is not False
+        if self._control_ran is None:
+            self._control_ran = threading.Event()
+            if self._loop is not None:
+                self._loop.add_callback(self._control_ran.set)
+            else:
+                self._control_ran.set()
+        quiet = self._control_ran.is_set() and is_at_rest(os.getpid(), _SOCKETS, self._control) is not False
         self._quiet = self._quiet + 1 if quiet else 0
         return "stop" if self._quiet >= _QUIET_LOOKS else ""
+
+
+def _processor_seconds(pid: int) -> float:
+    """What the first thread of the process, which has a server's event loop, has run; the time that passes where nobody
+    says."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return time.monotonic()
 
 
 def asked_to_end(shell: Any) -> Literal["", "restart", "shutdown"]:
@@ -119,9 +137,9 @@ def asked_to_end(shell: Any) -> Literal["", "restart", "shutdown"]:
     return "restart" if message.get("content", {}).get("restart") else "shutdown"
 
 
-def is_at_rest(pid: int, name: bytes = b"") -> bool | None:
-    """Whether every thread of the process (whose name begins so) sleeps; None where that cannot be seen (no /proc,
-    another container)."""
+def is_at_rest(pid: int, name: bytes = b"", thread: int = 0) -> bool | None:
+    """Whether every thread of the process (whose name begins so, and this ``thread``) sleeps; None where that cannot be
+    seen (no /proc, another container)."""
     states = []
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
@@ -129,7 +147,7 @@ def is_at_rest(pid: int, name: bytes = b"") -> bool | None:
             named, _, rest = path.read_bytes().rpartition(b")")
         except OSError:
             continue  # that thread has just ended
-        if named.partition(b"(")[2].startswith(name):
+        if named.partition(b"(")[2].startswith(name) or path.parent.name == str(thread):
             states.append(rest.lstrip()[:1])
     return all(state in _AT_REST for state in states) if states else None
 
