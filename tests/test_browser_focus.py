@@ -18,6 +18,7 @@ from tests.browser import (
     open_notebook,
     restart_kernel,
     shut_down_kernels,
+    stop_clusters,
     wait_for_kernel,
     write_notebook,
 )
@@ -57,11 +58,16 @@ def page(lab: Lab) -> Iterator["Page"]:
         yield opened
         with contextlib.suppress(Error):
             shut_down_kernels(opened)
+        stop_clusters(lab)
 
 
 def go_to(page: "Page", notebook: str) -> None:
     """Bring the notebook of this name to the front."""
-    page.evaluate("path => void window.jupyterapp.commands.execute('docmanager:open', { path })", f"{notebook}.ipynb")
+    # To the end: one that is still under way could bring its notebook to the front after the next one's.
+    page.evaluate(
+        "async path => void (await window.jupyterapp.commands.execute('docmanager:open', { path }))",
+        f"{notebook}.ipynb",
+    )
     page.wait_for_function(
         "path => window.jupyterapp.shell.currentWidget?.context?.path === path && "
         "window.jupyterapp.shell.currentWidget.content.widgets?.length > 0",
