@@ -181,6 +181,40 @@ def test_a_shard_that_is_made_anew_for_each_epoch_is_shuffled_anew_and_goes_on(
     assert cell("stopped", "numbers", resumes=True) == whole
 
 
+PLACES = """
+import numpy as np
+x, y = np.arange(24), np.arange(24) + 100
+made = lambda data: nc.shard(data, 4)
+all_of = lambda shard: np.concatenate(list(shard)).tolist()
+first_of, seeded = [], []
+for epoch in range(3):
+    left = nc.shard(x, 4, epochs=2)
+    for number, batch in enumerate(left):
+        if number == 0:
+            first_of.append(left.position()["epochs"][0]["epoch"])
+        if number == (1 if nc.rank() == 0 else 4):  # in its second epoch, which rank 0 has not begun
+            break
+    assert all_of(nc.shard(x, 4)) == all_of(nc.shard(x, 4))
+    for one, other in zip(nc.shard(x, 4), nc.shard(y, 4)):
+        assert (one + 100 == other).all()
+    for one, other in zip(*[made(data) for data in (x, x)]):
+        assert (one == other).all()
+    first, second = [all_of(made(data)) for data in (x + 1, y + 1)]
+    assert [number + 100 for number in first] == second
+    seeded.append(all_of(nc.shard(x, 4, seed=epoch)))
+assert first_of == [0, 2, 4], first_of
+assert seeded == [all_of(nc.shard(x, 4, seed=seed)) for seed in range(3)]
+"""
+
+
+def test_shards_of_other_places_or_data_begin_alike_and_a_break_leaves_all_nodes_in_one_epoch(
+    kernels: NodeKernels,
+) -> None:
+    kernels.publish("mini", "desk")
+    replies = kernels.run(PLACES)
+    assert [reply["status"] for reply in replies] == ["ok", "ok"], replies
+
+
 PLAYED = """
 import gc, weakref
 import numpy as np

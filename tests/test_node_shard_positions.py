@@ -40,7 +40,7 @@ def run_again(
     for name in set(names) & set(kept) if told else ():
         position = LoopPosition(identity[:3], 1, 1, (kept[name],)).data()
         again.nodes[name].go_on([{"loop": list(identity), "left": False, "position": position}])
-        again.kept[name] = again.nodes[name].kept_epoch(identity, again.key.epoch)
+        again.kept[name] = again.nodes[name].kept_epoch(again.key)
     return again
 
 
@@ -110,6 +110,49 @@ def test_who_comes_while_others_have_not_begun_gets_only_what_is_left(seed: int,
         again.happen()
     again.finish()
     assert sorted(before + again.all_given()) == list(range(60))
+
+
+def test_what_is_over_in_a_cell_that_went_on_is_not_so_in_the_next() -> None:
+    """Node b hears of the next cell before it has begun that, in a loop like one that went on in this cell."""
+    world = World(1, key(), ("a", "b"))
+    identity = identity_of(world.key)
+    position = LoopPosition(identity[:3], 1, 1).data()
+    world.nodes["b"].go_on([{"loop": list(identity), "left": False, "position": position}])
+    world.key = msgspec.structs.replace(world.key, cell=2)
+    world.nodes["a"].begin_cell(2)
+    while world.take("a", 4):
+        world.soon["a"].popleft()()
+        world.deliver("a", "b")
+    world.nodes["b"].begin_cell(2)
+    world.finish()
+    assert world.all_given() == list(range(60))
+
+
+def test_an_epoch_that_is_over_here_is_so_also_for_who_asks_before_the_loop_comes() -> None:
+    """Node a has not heard of the last that b took, and goes on first."""
+    world = World(1, key(), ("a", "b"))
+    for name in "ba":
+        while world.take(name, 4):
+            pass
+    while world.soon["a"]:
+        world.soon["a"].popleft()()
+    while world.frames["a", "b"]:
+        world.deliver("a", "b")
+    assert world.ledgers["b"].all_taken()
+    kept = {"a": world.ledgers["a"].keep()}
+    again = run_again(world, kept, ("a",), 2)
+    again.join("b")
+    over = {"loop": list(identity_of(again.key)), "left": False, "position": LoopPosition((60, 0, True), 1, 1).data()}
+    again.take("a", 4)
+    for _ in range(100):
+        again.happen(takes=False)
+    assert again.ledgers["a"].pending, "b has not said whether it goes on"
+    again.nodes["b"].go_on([over])
+    again.nodes["b"].look_again()
+    for _ in range(100):
+        again.happen(takes=False)
+    assert not again.take("a", 4)
+    assert not again.given["a"]
 
 
 def test_positions_of_different_moments_lose_nothing_and_repeat_only_what_came_after_each() -> None:

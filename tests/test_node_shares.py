@@ -74,6 +74,7 @@ class World:
             speed=lambda: self.speeds.get(name, 0.0),
             tell=self.told.append,
         )
+        self.nodes[name].begin_cell(self.key.cell)
 
     def publish(self) -> None:
         self.generation += 1

@@ -173,12 +173,15 @@ class LoopRegistry:
     """Loops are matched by :class:`.position.LoopIdentity`. Called on the main thread.
 
     Attributes:
-        loops: of the cell that runs, or ran last, in the order in which they began. loops_before: of the one before it.
+        cell: the one that runs, or ran last. What is known of its loops is not true of those of another, which nodes
+            that are ahead have begun.
+        loops: of that cell, in the order in which they began. loops_before: of the one before it.
         before_batch: called before the next batch is fetched; None: nothing is.
         activity: counts what they have taken: a loop that is left before another goes on was left by the cell's code.
     """
 
     def __init__(self) -> None:
+        self.cell = 0
         self.loops: list[ShardProgress] = []
         self.loops_before: list[ShardProgress] = []
         self.activity = 0
@@ -195,12 +198,13 @@ class LoopRegistry:
         self._next: dict[LoopIdentity, int] = {}
         """The first epoch that such a loop has not begun."""
 
-    def forget_loops(self) -> None:
-        """A cell begins."""
+    def forget_loops(self, cell: int) -> None:
+        """This cell begins."""
         self._loops.clear()
         self._made.clear()
         self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
         self.before_batch, self._going, self._next = None, None, {}
+        self.cell = cell
 
     def counter(self, place: Hashable, data: Any) -> EpochCounter:
         """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
@@ -258,30 +262,33 @@ class LoopRegistry:
         for one in positions:
             identity = LoopIdentity(*one["loop"])
             kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
+            self.epochs_over(identity, kept[identity][0])
         self._kept = kept
         self._next = {identity: position.epoch for identity, (position, _) in kept.items()}
         self._going = {identity: {one.epoch for one in position.epochs} for identity, (position, _) in kept.items()}
 
-    def may_go_on(self, identity: LoopIdentity, epoch: int) -> bool:
+    def may_go_on(self, key: ShardKey) -> bool:
         """Whether this node may have a position in that epoch to go on from. On any thread."""
-        return self._going is None or epoch in self._going.get(identity, ())
+        if key.cell != self.cell:
+            return key.cell > self.cell
+        return self._going is None or key.epoch in self._going.get(identity_of(key), ())
 
-    def has_not_begun(self, identity: LoopIdentity, epoch: int) -> bool:
+    def has_not_begun(self, key: ShardKey) -> bool:
         """Whether this node goes on with that loop, and will come to that epoch, of which it has had nothing. On any
         thread."""
-        return epoch >= self._next.get(identity, epoch + 1)
+        return key.cell == self.cell and key.epoch >= self._next.get(identity_of(key), key.epoch + 1)
 
-    def kept_epoch(self, identity: LoopIdentity, epoch: int) -> KeptEpoch | None:
+    def kept_epoch(self, key: ShardKey) -> KeptEpoch | None:
         """Where this node was in that epoch, of a loop that goes on and has not come yet; None: it is not known, or the
         loop was left there and will take nothing. On any thread."""
-        position, left = (self._kept or {}).get(identity, (None, False))
-        if position is None or left:
+        position, left = (self._kept or {}).get(identity_of(key), (None, False))
+        if key.cell != self.cell or position is None or left:
             return None
-        return next((one for one in position.epochs if one.epoch == epoch), None)
+        return next((one for one in position.epochs if one.epoch == key.epoch), None)
 
     def begin_anew(self) -> None:
         """No loop of this cell goes on."""
-        self._kept, self._going, self._next = {}, {}, {}
+        self._kept, self._going, self._next, self._over = {}, {}, {}, {}
 
     def unclaimed(self) -> list[LoopIdentity]:
         """Loops that were to go on, and have not come."""
@@ -302,4 +309,4 @@ class LoopRegistry:
     def is_over(self, key: ShardKey) -> bool:
         """On any thread: whether this node's loop comes to this epoch no more."""
         epoch, among = self._over.get(identity_of(key), (0, set()))
-        return key.epoch < epoch and key.epoch not in among
+        return key.cell == self.cell and key.epoch < epoch and key.epoch not in among

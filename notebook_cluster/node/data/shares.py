@@ -18,7 +18,7 @@ from notebook_cluster.node.data.dealing import part_of
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of
 from notebook_cluster.node.data.loop_registry import FirstLoops, LoopRegistry
 from notebook_cluster.node.data.pieces import ShardPieces
-from notebook_cluster.node.data.position import Fetched, identity_of
+from notebook_cluster.node.data.position import Fetched
 from notebook_cluster.node.data.source import is_order
 from notebook_cluster.node.data.taken import MAX_COUNT
 from notebook_cluster.protocol.mesh import JobFrame, ShardBody, ShardKey, ShardState, ShardTaken
@@ -64,19 +64,17 @@ class Shares(LoopRegistry):
         self.changed = threading.Condition()
         self._ledgers: dict[ShardKey, Ledger] = {}
         self._roster: Roster | None = None
-        self.cell = self._ended_cell = 0
         self._pieces = ShardPieces()
-        self._asked_at = 0.0
+        self._ended_cell, self._asked_at = 0, 0.0
 
     # ---- the cell, on the main thread
 
     def begin_cell(self, cell: int) -> None:
         """What belongs to earlier cells is over."""
-        self.cell = cell
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
             self._first_loops.begin_cell(cell)
-        self.forget_loops()
+        self.forget_loops(cell)
         self._measured = (0, 0.0)
 
     def end_cell(self, cell: int) -> None:
@@ -291,10 +289,13 @@ class Shares(LoopRegistry):
 
     def _ledger(self, key: ShardKey) -> Ledger:
         ledger = Ledger.empty(key, self._name)
-        if self.is_over(key):
+        self._see_whether_over(ledger)
+        return ledger
+
+    def _see_whether_over(self, ledger: Ledger) -> None:
+        if not ledger.begun and self.is_over(ledger.key):
             ledger.mark_over()
             ledger.begun = True  # this loop comes to it no more
-        return ledger
 
     def _is_asked(self, ledger: Ledger) -> bool:
         """Whether another member is in the exchange of our roster's generation, and this node is not yet."""
@@ -316,13 +317,14 @@ class Shares(LoopRegistry):
             members = members_of(ledger.key, roster)
             if self._name not in members:
                 return
+            self._see_whether_over(ledger)
             if self._waits_for_loop(ledger):
                 # It is told on behalf of the loop, which may come only after a round that waits for those who ask.
-                kept = self.kept_epoch(identity_of(ledger.key), ledger.key.epoch)
+                kept = self.kept_epoch(ledger.key)
                 if kept is None:
                     return
                 ledger.go_on(kept)
-            if self.has_not_begun(identity_of(ledger.key), ledger.key.epoch):
+            if self.has_not_begun(ledger.key):
                 ledger.join_alike(members)
             state = ledger.freeze(roster.generation, members, self._speed())
         for name in members:
@@ -332,8 +334,7 @@ class Shares(LoopRegistry):
 
     def _waits_for_loop(self, ledger: Ledger) -> bool:
         """This node's loop may go on in this epoch, and has not said where."""
-        going = self.may_go_on(identity_of(ledger.key), ledger.key.epoch)
-        return going and ledger.waits_for_loop() and ledger.key.cell > self._ended_cell
+        return self.may_go_on(ledger.key) and ledger.waits_for_loop() and ledger.key.cell > self._ended_cell
 
     def _deal(self, ledger: Ledger) -> None:
         with self.changed:
