@@ -189,21 +189,19 @@ class LoopRegistry:
         self._loops: Counter[Any] = Counter()
         self._kept: dict[LoopIdentity, tuple[LoopPosition, bool]] | None = {}
         """Positions that loops of the running cell go on from; None: this node has none, others may."""
-        self._over: dict[LoopIdentity, tuple[int, set[int]]] = {}
-        """Epochs below this are over, but for these."""
-        self._going: dict[LoopIdentity, set[int]] | None = None
-        """Epochs of loops that go on in this cell; None: it was not said which."""
+        self._going: dict[LoopIdentity, LoopPosition] = {}
+        """Where loops of the running cell go on, also those that have come."""
+        self._said = False
+        """Whether it was said which loops go on in that cell."""
         self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
         """Sketches of what was divided at each place of the cell's code, and the counter of its newest shard."""
-        self._next: dict[LoopIdentity, int] = {}
-        """The first epoch that such a loop has not begun."""
 
     def forget_loops(self, cell: int) -> None:
         """This cell begins."""
         self._loops.clear()
         self._made.clear()
-        self.loops_before, self.loops, self._kept, self._over = self.loops, [], {}, {}
-        self.before_batch, self._going, self._next = None, None, {}
+        self.loops_before, self.loops, self.before_batch = self.loops, [], None
+        self._kept, self._going, self._said = {}, {}, False
         self.cell = cell
 
     def counter(self, place: Hashable, data: Any) -> EpochCounter:
@@ -256,39 +254,45 @@ class LoopRegistry:
             ValueError: this is no such list.
         """
         if positions is None:
-            self._kept, self._going = None, {}
+            self._kept, self._going, self._said = None, {}, True
             return
         kept = {}
         for one in positions:
             identity = LoopIdentity(*one["loop"])
             kept[identity] = read_position(one["position"], identity[:3]), bool(one["left"])
-            self.epochs_over(identity, kept[identity][0])
-        self._kept = kept
-        self._next = {identity: position.epoch for identity, (position, _) in kept.items()}
-        self._going = {identity: {one.epoch for one in position.epochs} for identity, (position, _) in kept.items()}
+        self._going = {identity: position for identity, (position, _) in kept.items()}
+        self._kept, self._said = kept, True
 
     def may_go_on(self, key: ShardKey) -> bool:
         """Whether this node may have a position in that epoch to go on from. On any thread."""
-        if key.cell != self.cell:
-            return key.cell > self.cell
-        return self._going is None or key.epoch in self._going.get(identity_of(key), ())
+        if key.cell > self.cell or (key.cell == self.cell and not self._said):
+            return True
+        position = self._position_of(key)
+        return position is not None and position.kept(key.epoch) is not None
 
     def has_not_begun(self, key: ShardKey) -> bool:
         """Whether this node goes on with that loop, and will come to that epoch, of which it has had nothing. On any
         thread."""
-        return key.cell == self.cell and key.epoch >= self._next.get(identity_of(key), key.epoch + 1)
+        position = self._position_of(key)
+        return position is not None and key.epoch >= position.epoch
 
     def kept_epoch(self, key: ShardKey) -> KeptEpoch | None:
         """Where this node was in that epoch, of a loop that goes on and has not come yet; None: it is not known, or the
         loop was left there and will take nothing. On any thread."""
         position, left = (self._kept or {}).get(identity_of(key), (None, False))
-        if key.cell != self.cell or position is None or left:
-            return None
-        return next((one for one in position.epochs if one.epoch == key.epoch), None)
+        return None if key.cell != self.cell or position is None or left else position.kept(key.epoch)
+
+    def is_over(self, key: ShardKey) -> bool:
+        """On any thread: whether this node's loop comes to this epoch no more."""
+        position = self._position_of(key)
+        return position is not None and key.epoch < position.epoch and position.kept(key.epoch) is None
+
+    def _position_of(self, key: ShardKey) -> LoopPosition | None:
+        return self._going.get(identity_of(key)) if key.cell == self.cell else None
 
     def begin_anew(self) -> None:
         """No loop of this cell goes on."""
-        self._kept, self._going, self._next, self._over = {}, {}, {}, {}
+        self._kept, self._going, self._said = {}, {}, True
 
     def unclaimed(self) -> list[LoopIdentity]:
         """Loops that were to go on, and have not come."""
@@ -302,11 +306,6 @@ class LoopRegistry:
         position, left = self._kept.pop(identity, (None, False))
         return position, left, False
 
-    def epochs_over(self, identity: LoopIdentity, position: LoopPosition) -> None:
-        """Epochs before those of ``position`` are over for this loop: a node that comes to one of them gets nothing."""
-        self._over[identity] = position.epoch, {kept.epoch for kept in position.epochs}
-
-    def is_over(self, key: ShardKey) -> bool:
-        """On any thread: whether this node's loop comes to this epoch no more."""
-        epoch, among = self._over.get(identity_of(key), (0, set()))
-        return key.cell == self.cell and key.epoch < epoch and key.epoch not in among
+    def goes_on(self, identity: LoopIdentity, position: LoopPosition) -> None:
+        """This loop goes on there: a node that comes to an earlier epoch than those of ``position`` gets nothing."""
+        self._going[identity] = position

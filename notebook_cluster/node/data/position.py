@@ -101,6 +101,10 @@ class LoopPosition:
     turn: int = 0
     alone: tuple[int, int, int] | None = None
 
+    def kept(self, epoch: int) -> KeptEpoch | None:
+        """Where it is in that epoch; None: nothing of it may come."""
+        return next((kept for kept in self.epochs if kept.epoch == epoch), None)
+
     def data(self) -> dict[str, Any]:
         """Plain data that JSON can hold; :func:`read_position` reads it."""
         return {

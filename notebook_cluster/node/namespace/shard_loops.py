@@ -81,7 +81,7 @@ class ShardLoop:
             self.counter.next = self.next_epoch = kept.epoch
             self.begun = kept.begun or 0
             if self.shares is not None:
-                self.shares.epochs_over(self.identity, kept)
+                self.shares.goes_on(self.identity, kept)
         self.counter.after += self.options.epochs
         return self._with_callbacks(self._batches(kept, left, asks))
 
