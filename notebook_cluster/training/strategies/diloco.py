@@ -226,24 +226,10 @@ class DiLoCo(OuterRate):
         check_frozen: bool = True,
     ) -> None:
         strategy = Strategy(
-            "DiLoCo",
-            every,
-            name,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            nesterov=nesterov,
-            momentum_dtype=momentum_dtype,
-            state=state,
-            codec=codec,
-            quorum=quorum,
-            grace=grace,
-            fragments=fragments,
-            overlap=overlap,
-            mix=mix,
-            patience=patience,
-            freeze_a=freeze_a,
-            check_frozen=check_frozen,
-        )
+            "DiLoCo", every, name, outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=nesterov,
+            momentum_dtype=momentum_dtype, state=state, codec=codec, quorum=quorum, grace=grace, fragments=fragments,
+            overlap=overlap, mix=mix, patience=patience, freeze_a=freeze_a, check_frozen=check_frozen,
+        )  # fmt: skip
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
         if strategy.overshoots and not self._runtime.replaying():
             self._warn(strategy.overshoots)
@@ -286,18 +272,7 @@ class LocalSGD(LocalSteps):
         check_frozen: bool = True,
     ) -> None:
         strategy = Strategy(
-            "LocalSGD",
-            every,
-            name,
-            outer_lr=1.0,
-            outer_momentum=0.0,
-            momentum_dtype=NOT_KEPT,
-            nesterov=False,
-            codec=codec,
-            quorum=quorum,
-            grace=grace,
-            patience=patience,
-            freeze_a=freeze_a,
-            check_frozen=check_frozen,
-        )
+            "LocalSGD", every, name, outer_lr=1.0, outer_momentum=0.0, momentum_dtype=NOT_KEPT, nesterov=False,
+            codec=codec, quorum=quorum, grace=grace, patience=patience, freeze_a=freeze_a, check_frozen=check_frozen,
+        )  # fmt: skip
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)

@@ -69,23 +69,8 @@ class SparseLoCo(OuterRate):
     ) -> None:
         codec = codec_name("sparse", check_kept(k))
         strategy = Strategy(
-            "SparseLoCo",
-            every,
-            name,
-            outer_lr=outer_lr,
-            outer_momentum=0.0,
-            momentum_dtype=NOT_KEPT,
-            nesterov=False,
-            codec=codec,
-            quorum=quorum,
-            grace=grace,
-            fragments=fragments,
-            overlap=overlap,
-            mix=mix,
-            over_senders=True,
-            beta=beta,
-            patience=patience,
-            freeze_a=freeze_a,
-            check_frozen=check_frozen,
-        )
+            "SparseLoCo", every, name, outer_lr=outer_lr, outer_momentum=0.0, momentum_dtype=NOT_KEPT, nesterov=False,
+            codec=codec, quorum=quorum, grace=grace, fragments=fragments, overlap=overlap, mix=mix, over_senders=True,
+            beta=beta, patience=patience, freeze_a=freeze_a, check_frozen=check_frozen,
+        )  # fmt: skip
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
