@@ -72,6 +72,7 @@ def test_an_error_ends_the_cell_as_an_error_with_the_nodes_traceback(cluster: Cl
     assert ended.status == "error"
     assert ended.results["local-2"].error_name == "ZeroDivisionError"
     assert ended.results["local"].status == "ok"
+    assert not ended.trained
     assert "before" in text_of(outputs, "local-2")
     assert "ZeroDivisionError" in text_of(outputs, "local-2")
 

@@ -71,6 +71,7 @@ def test_sigkill_in_the_middle_of_a_round_leaves_the_survivors_on_the_reference(
     assert "SIGKILL" in ended.results[victim].reason
     survivors = sorted({*ALL} - {victim})
     assert all(ended.results[survivor].status == "ok" for survivor in survivors)
+    assert ended.trained
     records = commits(cluster, name)
     assert [record["commit"]["round"] for record in records] == [1, 2, 3, 4]
     if "Seal" in point:

@@ -172,7 +172,7 @@ class Coordinator:
         self._cells = Cells(
             core, delivery=delivery, views=views, membership=self._membership, executions=self._executions,
             replay=self._replay, notices=self._notices, streaming=self._streaming, collected=collected,
-            watcher=self._cell_watchers,
+            watcher=self._cell_watchers, trains=self._runner.trains,
         )  # fmt: skip
 
     def _make_peers(self, identity: Identity, received: dict[str, int]) -> None:

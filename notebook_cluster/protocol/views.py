@@ -333,6 +333,8 @@ class CellEnded(Message, frozen=True):
     results: dict[str, NodeResult] = {}
     reason: str = ""
     """Why it was interrupted, when nobody pressed Stop: ``ran longer than --timeout 5 s; still busy: desk``."""
+    trained: bool = True
+    """False: no sync object of it has registered, so no state shows a job of it."""
 
 
 class StateChanged(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -46,7 +47,9 @@ class Cells(MembershipWatcher):
         streaming: OutputStreaming,
         collected: Collected,
         watcher: CellWatcher,
+        trains: Callable[[int], bool],
     ) -> None:
+        """``trains(cell)``: a sync object of it has registered."""
         self._core = core
         self._delivery = delivery
         self._views = views
@@ -56,7 +59,7 @@ class Cells(MembershipWatcher):
         self._notices = notices
         self._streaming = streaming
         self._collected = collected
-        self._watcher = watcher
+        self._watcher, self._trains = watcher, trains
         self._starting = Starting(core, notices, replay, self.look)
         self._canaries = Canaries(core, executions=executions, notices=notices, replay=replay, watcher=watcher)
         self._left: list[e.CellNodeEnded] = []
@@ -157,7 +160,7 @@ class Cells(MembershipWatcher):
                 view.watch(number, background)
                 self._streaming.begin_anew(view, number)
             else:
-                self._views.send(view, ended_event(current, self._reasons.get(number, "")))
+                self._views.send(view, self._ended(number))
 
         asyncio.get_running_loop().call_soon(catch_up)
         return cell_view(cell)
@@ -295,11 +298,13 @@ class Cells(MembershipWatcher):
         _, timer = self._timers.pop(cell.id, (0.0, None))
         if timer is not None:
             timer.cancel()
-        ended = ended_event(self._core.state.cells[cell.id], self._reasons.get(cell.id, ""))
-        self._views.send_watching(cell.id, ended)
+        self._views.send_watching(cell.id, self._ended(cell.id))
         for view in self._views.views.values():
             view.watching.discard(cell.id)
         asyncio.get_running_loop().call_soon(self.look)
+
+    def _ended(self, number: int) -> CellEnded:
+        return ended_event(self._core.state.cells[number], self._reasons.get(number, ""), self._trains(number))
 
     def _timed_out(self, number: int, seconds: float) -> None:
         cell = self._core.state.cells[number]

@@ -168,7 +168,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def ended_event(cell: Cell, reason: str = "") -> CellEnded:
+def ended_event(cell: Cell, reason: str, trained: bool) -> CellEnded:
     """The last event of a cell for the views that watch it."""
     known = ("ok", "error", "interrupted", "lost")
     results = {
@@ -182,4 +182,5 @@ def ended_event(cell: Cell, reason: str = "") -> CellEnded:
         )
         for name, result in cell.results.items()
     }
-    return CellEnded(cell=cell.id, status=cell.status, results=results, reason=reason)  # type: ignore[arg-type]
+    status = cell.status
+    return CellEnded(cell=cell.id, status=status, results=results, reason=reason, trained=trained)  # type: ignore[arg-type]

@@ -235,6 +235,10 @@ class RoundRunner(MembershipWatcher, CellWatcher):
         """The last committed round of ``job``; None when there is no such job."""
         return self._state.jobs[job].round if job in self._state.jobs else None
 
+    def trains(self, cell: int) -> bool:
+        """Whether a job is trained in this cell, or was trained there last."""
+        return any(job.cell == cell for job in self._state.jobs.values())
+
     def job_views(self) -> list[JobView]:
         """The jobs as the round machine knows them."""
         return rounds.job_views(self._state)

@@ -60,13 +60,15 @@ class TrainingStrip:
         self._nodes |= nodes
         self._news.set()
 
-    def end(self, status: str) -> None:
-        """The cell has ended, or is followed no longer. Returns at once where displays can be changed later; else when
-        the strip is shown, which takes about a second."""
+    def end(self, status: str, trained: bool) -> None:
+        """The cell has ended, or is followed no longer. Returns at once where displays can be changed later, or where
+        it is known that nothing ``trained`` in it; else when the strip is shown, which takes about a second."""
         self._status, self._took = status, time.time() - self._began
         self._over.set()
         self._news.set()
-        if not self._live:
+        if not trained:
+            self._unsubscribe()
+        elif not self._live:
             self._show_once()
 
     def _show_once(self) -> None:

@@ -160,7 +160,7 @@ class _Wait:
         self._ignored = 0
         display.text_file = functools.partial(cluster.text_file, stream.cell)
         self._strip = TrainingStrip(cluster, stream.cell, shell, attached=watching)
-        self._status = "detached"
+        self._status, self._trained = "detached", True
         stops.on_press = stream.wake
         if stops.count:
             stream.wake()  # pressed while the cell was being sent
@@ -179,7 +179,7 @@ class _Wait:
                 event = self._next()
                 if isinstance(event, CellEnded):
                     self._tell({name: result.status for name, result in event.results.items()})
-                    self._status = event.status
+                    self._status, self._trained = event.status, event.trained
                     return event
                 self._show(event)
                 if self._stops.count and self._on_stop(time.monotonic()):
@@ -187,7 +187,7 @@ class _Wait:
         finally:
             self._stream.close()
             self._display.finish()
-            self._strip.end(self._status)
+            self._strip.end(self._status, self._trained)
 
     def _show(self, event: Any) -> None:
         handler = self._handlers.get(type(event))

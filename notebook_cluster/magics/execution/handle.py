@@ -287,7 +287,7 @@ class CellHandle:
         with contextlib.suppress(Exception):
             self._view.finish()
         if self._strip is not None:
-            self._strip.end(self.status)
+            self._strip.end(self.status, self._ended is None or self._ended.trained)
 
     def _take(self, event: Any) -> None:
         with self._lock:
