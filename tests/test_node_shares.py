@@ -471,6 +471,7 @@ def test_who_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         world.nodes["a"].take(world.ledgers["a"], 4, full_only=False)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.lists(st.floats(0, 1000), min_size=1, max_size=9))
 def test_parts_by_speed_are_disjoint_and_in_proportion(count: int, speeds: list[float]) -> None:
     parts = deal(np.arange(count), speeds)

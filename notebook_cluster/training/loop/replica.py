@@ -73,8 +73,9 @@ class Replica:
         first to encode what is sent."""
         self.parameters = parameters
         self.fragments = fragments
-        self.started = self.scaled = False
-        """``scaled``: a GradScaler has multiplied the loss that the gradients at hand are of."""
+        self.started = self.scaled = self.overflowed = False
+        """``scaled``: a GradScaler has multiplied the loss that the gradients at hand are of; ``overflowed``: so that
+        they are not finite, as it expects now and then: what this node keeps for itself has nothing of them."""
         self.theta = self.momentum = np.empty(0, np.float32)
         """The global parameters that the local work is based on."""
         self.state_hash, self.round = "", 0

@@ -324,7 +324,7 @@ class RoundClient:
 
     def _refused(self, reason: str) -> None:
         text = f"round {self._replica.round + 1} did not use this node's work: {reason}"
-        forgotten = self._optimizer_state.forget()
+        forgotten = "" if self._replica.overflowed else self._optimizer_state.forget()
         self._warn(f"{text}; {forgotten}" if forgotten else text)
 
     def _checked(self, samples: Any) -> float:

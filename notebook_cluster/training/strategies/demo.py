@@ -216,10 +216,11 @@ class MomentumReplica(Replica):
             values[:trained] = momentum = self._local.after(gradient, self._decay)
             before = self._reference.parts(0)(slice(trained, values.size))
             np.subtract(before, values[trained:], out=values[trained:])
-        self._open = True
+        self._open, self.overflowed = True, False
         try:
             encoded = wire.encode(self.fragments.pack(values))
         except NotFiniteError:
+            self.overflowed = self.scaled
             return Boundary(b"", samples, steps, finite=False, finishing=finishing, scaled=self.scaled)
         self._local.left = momentum - self.fragments.unpack(wire.decode(encoded))[:trained]
         return Boundary(encoded, samples, steps, norm=norm, finishing=finishing)
@@ -270,8 +271,10 @@ class MomentumReplica(Replica):
             self.parameters.put_gradients(*work[2])
 
     def discard(self) -> None:
-        """REFUSED: momentum 0, the gradients are dropped, theta_m = theta."""
-        self._local.clear()
+        """REFUSED: momentum 0, the gradients are dropped, theta_m = theta. At an overflow that a GradScaler expects the
+        momentum, which has nothing of it, stays as before."""
+        if not self.overflowed:
+            self._local.clear()
         self._clear()
         self._load(self.theta)
 
