@@ -451,6 +451,22 @@ def test_a_shard_made_again_goes_on_with_the_next_epoch_of_the_same_data(one: An
     assert shares.counter("here", one).next == 0
 
 
+class Own:
+    """A dataset of somebody's own."""
+
+
+def test_data_of_an_own_class_that_is_made_anew_in_each_turn_is_named(recwarn: pytest.WarningsRecorder) -> None:
+    shares, kept, other = World(0, key()).nodes["a"], Own(), Own()
+    for _ in range(2):
+        for data in (kept, other):
+            shares.counter("kept", data).after += 1
+        shares.counter("stream", Own(), is_stream=True).after += 1
+    assert not recwarn
+    shares.counter("new", Own()).after += 1
+    with pytest.warns(UserWarning, match="a new Own is made here in each turn, and begins with its first epoch"):
+        assert shares.counter("new", Own()).next == 0
+
+
 def test_states_larger_than_a_frame_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces_module, "PIECE", 7)
     world = World(1, key(count=500))

@@ -1,5 +1,6 @@
 """The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
 
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -38,6 +39,7 @@ class _Same:
     """An object that is alike only to itself; it is not kept for that, where it can be referred to weakly."""
 
     def __init__(self, data: Any) -> None:
+        self._type = type(data)
         try:
             self._refer: Callable[[], Any] = weakref.ref(data)
         except TypeError:
@@ -47,6 +49,10 @@ class _Same:
         return isinstance(other, _Same) and self._refer() is not None and self._refer() is other._refer()
 
     __hash__ = None  # type: ignore[assignment]
+
+    def is_made_anew(self, before: Any) -> bool:
+        """``before`` was of one of this class that is gone."""
+        return isinstance(before, _Same) and before._refer() is None and before._type is self._type
 
 
 def _sketch(data: Any) -> Any:
@@ -204,9 +210,9 @@ class LoopRegistry:
         self._kept, self._going, self._said = {}, {}, False
         self.cell = cell
 
-    def counter(self, place: Hashable, data: Any) -> EpochCounter:
+    def counter(self, place: Hashable, data: Any, is_stream: bool = False) -> EpochCounter:
         """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
-        loop has begun that."""
+        loop has begun that. A stream's order is its own in any epoch."""
         made = self._made.setdefault(place, [])
         try:
             sketch = _sketch(data)
@@ -214,6 +220,13 @@ class LoopRegistry:
             sketch = _Same(data)
         number = next((number for number, (before, _) in enumerate(made) if before == sketch), None)
         after = 0 if number is None else made.pop(number)[1].after
+        is_own = isinstance(sketch, _Same) and not is_stream
+        if is_own and any(sketch.is_made_anew(before) and its.after for before, its in made):
+            text = (
+                f"shard: a new {type(data).__name__} is made here in each turn, and begins with its first epoch each "
+                "time: make it before the loop over epochs, else the same elements come in the same order"
+            )
+            warnings.warn(text, stacklevel=4)
         counter = EpochCounter(after, after)
         made.append((sketch, counter))
         del made[:-_MOST_MADE]

@@ -140,13 +140,15 @@ class Shard:
         shares = _shares_of_cell()
         if shares is not None:
             data = self._loader.dataset if self._loader is not None else data
-            self._counter = shares.counter((place, self._what, self._by_speed), data)
+            place = place, self._what, self._by_speed
+            self._counter = shares.counter(place, data, self._stream is not None)
 
     def _divide_indices(self, data: Any, shuffle: bool) -> None:
         self._source = ShardSource(data)
         self._data_order = order_of(data)
-        self._what: What = self._source.count, self._seed, shuffle
-        self._draw = lambda seed, epoch: epoch_order(self._source.count, seed, epoch, shuffle)
+        count = self._source.count  # what draws refers to no shard: data that is made anew is freed at once
+        self._what: What = count, self._seed, shuffle
+        self._draw = lambda seed, epoch: epoch_order(count, seed, epoch, shuffle)
         if self._loader is None:
             return
         if sampler := dropped_sampler(self._loader):

@@ -94,21 +94,10 @@ class DeMo(RoundSync):
         codec, every = codec_name("dct", check_coefficients(k)), check_steps("accumulate", accumulate)
         self._from_start, self._momentum = fresh or resume is not None, LocalMomentum()
         strategy = Strategy(
-            "DeMo",
-            every,
-            name,
-            outer_lr=float(lr),
-            outer_momentum=0.0,
-            nesterov=False,
-            codec=codec,
-            quorum=quorum,
-            grace=grace,
-            beta=decay,
-            descent=descent,
-            patience=patience,
-            check_frozen=check_frozen,
+            "DeMo", every, name, outer_lr=float(lr), outer_momentum=0.0, nesterov=False, codec=codec, quorum=quorum,
+            grace=grace, beta=decay, descent=descent, patience=patience, check_frozen=check_frozen,
             momentum_dtype=NOT_KEPT,
-        )
+        )  # fmt: skip
         super().__init__(model, strategy, optimizer=self._momentum, extra=extra, resume=resume, fresh=fresh)
 
     def step(self, loss: Any = None, samples: float = 1, *, grads: Any = None) -> Round | None:
