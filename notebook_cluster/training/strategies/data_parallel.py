@@ -100,22 +100,12 @@ class DataParallel(RoundSync):
         self._accumulate = check_steps("accumulate", accumulate)
         self._mode = check_mode(mode)
         exact_every = 0 if resend is None else check_steps("resend", resend) + 1
+        kept = NOT_KEPT if mode == SERVER else FLOAT32  # what is kept there is the mean
         strategy = Strategy(
-            "DataParallel",
-            self._accumulate,
-            name,
-            outer_lr=0.0,
-            outer_momentum=0.0,
-            nesterov=False,
-            codec=codec,
-            gradients=True,
-            scale_lr=scale_lr,
-            exact_every=0 if mode == SERVER else exact_every,
-            mode=mode,
-            patience=patience,
-            check_frozen=check_frozen,
-            momentum_dtype=NOT_KEPT if mode == SERVER else FLOAT32,  # else what is kept there is the mean
-        )
+            "DataParallel", self._accumulate, name, outer_lr=0.0, outer_momentum=0.0, nesterov=False, codec=codec,
+            gradients=True, scale_lr=scale_lr, exact_every=0 if mode == SERVER else exact_every, mode=mode,
+            patience=patience, check_frozen=check_frozen, momentum_dtype=kept,
+        )  # fmt: skip
         super().__init__(model, strategy, optimizer=optimizer, extra=extra, resume=resume, fresh=fresh)
         steps_here = weakref.ref(self)
         refuse_other_steps(optimizer, lambda: (sync := steps_here()) is not None and sync.unfinished)
