@@ -218,8 +218,8 @@ def test_a_file_that_a_node_lacks_is_told_with_how_it_gets_there_if_it_is_one_of
         ("RuntimeError", "Expected all tensors to be on the same device, but found cuda:0", "device, which every node"),
         ("UsageError", "Line magic function `%cluster` not found.", "works in the notebook, in a cell that does not"),
         ("RuntimeError", "File not found or corrupted.", "with nc.one_node_first(): around it"),
-        ("KeyError", "'LOCAL_RANK'", "rank, world_size and device are there in every cell"),
-        ("ValueError", "Default process group has not been initialized, please", "nc.torch_distributed() sets"),
+        ("KeyError", "'LOCAL_RANK'", "nc.torch_distributed() in place of init_process_group() sets"),
+        ("ValueError", "Default process group has not been initialized, please", "nc.torch_distributed() in place of"),
     ],
 )
 def test_what_torch_says_on_a_node_is_told_with_the_way_out(name, value, hint):

@@ -100,6 +100,17 @@ def test_it_ends_with_the_exit_code_of_the_script(project: Path) -> None:
     assert "notebook-cluster: local-2: exit code 7\n" in done.stderr
 
 
+def test_an_error_comes_behind_what_was_printed_and_says_the_way_out(project: Path) -> None:
+    source = "print('before')\nraise ValueError('Error in env:// rendezvous: RANK expected, but not set')\n"
+    write(project, "dist.py", source)
+    with (project / "both.txt").open("wb") as both:
+        done = subprocess.run([COMMAND, "run", "dist.py"], stdout=both, stderr=both, cwd=project, timeout=120)
+    shown = (project / "both.txt").read_text()
+    assert done.returncode == 1
+    assert shown.index("[local] before") < shown.index("[local] Traceback")
+    assert "but not set; nc.torch_distributed() in place of init_process_group() sets" in shown
+
+
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [

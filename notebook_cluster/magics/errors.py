@@ -108,7 +108,8 @@ def reason_of(result: NodeResult) -> str:
         return _one_line(result.reason or "another node failed first")
     if result.status == "interrupted":
         return "interrupted"
-    return _one_line(f"{result.error_name}: {result.error_value}" if result.error_value else result.error_name)
+    text = f"{result.error_name}: {result.error_value}" if result.error_value else result.error_name
+    return _one_line(text) + _hint(text)
 
 
 def _is_consequence(result: NodeResult) -> bool:
@@ -148,7 +149,7 @@ def _describe(name: str, result: NodeResult, notebook_names: frozenset[str]) -> 
     if missing and "%push" not in text:
         text += f"; {missing!r} is in the notebook but not there: %push {missing} sends it"
     text += _missing_module(result) + _missing_file(result)
-    text += next((f"; {hint}" for found, hint in _HINTS if found.search(f"{what}: {result.error_value}")), "")
+    text += _hint(f"{what}: {result.error_value}")
     if result.error_name and result.reason:
         text += f"; {_one_line(result.reason)}"
     return [text]
@@ -159,6 +160,10 @@ def _missing_name(result: NodeResult, notebook_names: frozenset[str]) -> str:
     if result.error_name != "NameError":
         return ""
     return next((word for word in result.error_value.split("'")[1::2] if word in notebook_names), "")
+
+
+def _hint(error: str) -> str:
+    return next((f"; {hint}" for found, hint in _HINTS if found.search(error)), "")
 
 
 _HINTS = (
@@ -181,12 +186,8 @@ _HINTS = (
         "it works in the notebook, in a cell that does not begin with %%on_all",
     ),
     (
-        re.compile("KeyError: '(LOCAL_)?(RANK|WORLD_SIZE)'"),
-        "rank, world_size and device are there in every cell: what torchrun sets is not needed",
-    ),
-    (
-        re.compile("process group has not been initialized|env:// rendezvous"),
-        "nc.torch_distributed() sets torch's group up in its cell; nc.DiLoCo and the others need none",
+        re.compile("'(LOCAL_)?(RANK|WORLD_SIZE)'|group has not been initialized|env:// rendezvous|process group twice"),
+        "nc.torch_distributed() in place of init_process_group() sets what torchrun does; nc.DiLoCo needs none",
     ),
 )
 """What users of one machine, or of torchrun, meet first on several, as torch says it, and the way out."""

@@ -57,6 +57,8 @@ def run_script(script: str, arguments: Sequence[str], *, base: str, mark: tuple[
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
+                with suppress(AttributeError, ValueError):  # the script has closed it
+                    sys.stdout.flush()
                 hook(type(error), error, _own_traceback(error, path))
                 sys.stderr.flush()
                 raise
@@ -109,10 +111,8 @@ def _remove_others(folder: Path, sent: SentScript) -> None:
 
 def _exit_code(error: SystemExit) -> int:
     """As Python's own: None is 0, a text is printed and means 1."""
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
     print(error.code, file=sys.stderr, flush=True)
     return 1
 
