@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from notebook_cluster.cli.run_files import ScriptFiles
 from notebook_cluster.client import Cluster, list_clusters, running_clusters
 from tests.command import COMMAND, run_command
 from tests.conftest import Agents, wait_until
@@ -98,6 +99,33 @@ def test_it_ends_with_the_exit_code_of_the_script(project: Path) -> None:
     done = run_command("run", "exit.py", "--nodes", "2")
     assert (done.returncode, done.stdout) == (7, "")
     assert "notebook-cluster: local-2: exit code 7\n" in done.stderr
+
+
+def test_nodes_that_do_all_of_a_script_alone_are_said(project: Path) -> None:
+    write(project, "alone.py", "print('here')\n")
+    said = "alone.py does not use notebook_cluster: each of 2 nodes does all of it alone; nc.DiLoCo(model)"
+    assert said in run_command("run", "alone.py", "--nodes", "2").stderr
+    assert "does not use" not in run_command("run", "alone.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "beside", "alone"),
+    [
+        ("import torch\n", {}, True),
+        ("import notebook_cluster as nc\n", {}, False),
+        ("import torch\n", {"other.py": "import notebook_cluster as nc\n"}, True),
+        ("from lib import model\n", {"lib/__init__.py": "", "lib/model.py": "import notebook_cluster\n"}, False),
+        ("import a\n", {"a.py": "import inner\n", "inner.py": "import notebook_cluster\n"}, False),
+    ],
+)
+def test_a_script_or_a_module_that_it_names_uses_the_cluster(
+    work: Path, source: str, beside: dict[str, str], alone: bool
+) -> None:
+    for name, text in {"one.py": source, **beside}.items():
+        write(work, name, text)
+    files = ScriptFiles(Path("one.py"), alone=False)
+    with files.look(needed=True):
+        assert files.work_alone() == alone
 
 
 def test_an_error_comes_behind_what_was_printed_and_says_the_way_out(project: Path) -> None:

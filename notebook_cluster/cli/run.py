@@ -75,11 +75,10 @@ def run(options: argparse.Namespace) -> int:
                 cluster.close()
             elif cluster.connected:
                 cluster.stop()
-    goes_on = name in running_clusters()
-    way_out = f"notebook-cluster {'stop' if goes_on else 'report'} {name}"
-    _say(
-        f"cluster {name} {f'goes on: {way_out} ends it' if goes_on else f'is over: {way_out} FILE.html shows its run'}"
-    )
+    if name in running_clusters():
+        _say(f"cluster {name} goes on: notebook-cluster stop {name} ends it")
+    else:
+        _say(f"cluster {name} is over: notebook-cluster report {name} FILE.html shows its run")
     return code
 
 
@@ -145,6 +144,10 @@ def _run(
     try:
         sender.send_to_all()
         sender.start()
+        nodes = sum(node.rank is not None for node in cluster.state().nodes)
+        if nodes > 1 and files.work_alone():
+            way_out = "nc.DiLoCo(model) trains one model, nc.shard divides the data, nc.rank() == 0 lets one node write"
+            _say(f"{files.script} does not use notebook_cluster: each of {nodes} nodes does all of it alone; {way_out}")
         line = shlex.join(["notebook-cluster", "run", files.script, *options.of_script])
         stream = cluster.execute(files.source(line, options.of_script), replay=False)
         began = time.monotonic()
@@ -185,8 +188,7 @@ def exit_code(ended: CellEnded, *, stopped: bool) -> int:
         return 0
     if stopped or ended.status == "interrupted":
         return INTERRUPTED
-    codes = [code for code in map(_code_of, ended.results.values()) if code]
-    return codes[0] if codes else 1
+    return next(filter(None, map(_code_of, ended.results.values())), 1)
 
 
 def _code_of(result: NodeResult) -> int:

@@ -70,6 +70,15 @@ class ScriptFiles:
             f"run_script({self.script!r}, {list(arguments)!r}, base={str(self.base)!r}, mark={(_MARK, self._run)!r})\n"
         )
 
+    def work_alone(self) -> bool:
+        """Neither the script nor a module beside it that another one names uses this package."""
+        files = {source.path: source.file for source in (self._sources.files if self._sources else ())}
+        files[self.script] = self.base / self.script
+        texts = {path: file.read_text(errors="replace") for path, file in files.items() if path.endswith(".py")}
+        using = [path for path, text in texts.items() if "notebook_cluster" in text]
+        named = (Path(path).stem in texts[other] for path in using for other in texts if other != path)
+        return self.script in texts and self.script not in using and not any(named)
+
     @contextmanager
     def look(self, *, needed: bool) -> Iterator[None]:
         """What is in the folder now is what every node gets, until the end of the context.
