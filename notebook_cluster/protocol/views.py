@@ -132,8 +132,7 @@ class AddNodes(Message, frozen=True):
 
 
 class Invite(Message, frozen=True):
-    """Let peers that cannot be dialled join: listen on the network, advertise the cluster, open a code. Reply value:
-    Invitation."""
+    """Let peers join that cannot be dialled: listen, advertise the cluster, open a code. Reply value: Invitation."""
 
     code: str = ""
     """Empty: one is made."""
@@ -220,8 +219,7 @@ class Ping(Message, frozen=True):
 
 
 class LeaveCluster(Message, frozen=True):
-    """The view goes. ``clean``: a notebook kernel that was shut down; when it was the last one and nothing runs, the
-    cluster ends."""
+    """The view goes. ``clean``: its kernel was shut down; when it was the last one and nothing runs, the cluster ends."""
 
     clean: bool = False
 
@@ -326,7 +324,8 @@ class NodeResult(Message, frozen=True):
 
 
 class CellEnded(Message, frozen=True):
-    """Last event of a cell. ``status`` error: any node ended so; ``detached``: the cell goes on without this view."""
+    """Last event of a cell. ``status`` error: any node ended so; ``detached``: the cell goes on without this view.
+    ``trained`` False: no sync object of it has registered, so no state shows a job of it."""
 
     cell: int
     status: Literal["ok", "error", "interrupted", "detached"]
@@ -334,7 +333,6 @@ class CellEnded(Message, frozen=True):
     reason: str = ""
     """Why it was interrupted, when nobody pressed Stop: ``ran longer than --timeout 5 s; still busy: desk``."""
     trained: bool = True
-    """False: no sync object of it has registered, so no state shows a job of it."""
 
 
 class StateChanged(Message, frozen=True):

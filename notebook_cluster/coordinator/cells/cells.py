@@ -77,15 +77,10 @@ class Cells(MembershipWatcher):
         number = max(self._core.state.cells, default=0) + 1
         self._core.record(
             e.CellSubmitted(
-                cell=number,
-                source=request.source,
-                targets=request.targets,
-                replay=request.replay,
-                user_expressions=request.user_expressions,
-                notebook_names=request.notebook_names,
-                canary=request.canary,
+                cell=number, source=request.source, targets=request.targets, replay=request.replay,
+                user_expressions=request.user_expressions, notebook_names=request.notebook_names, canary=request.canary,
             )
-        )
+        )  # fmt: skip
         self._streaming.open(number)
         if request.watch:
             view.watch(number, request.background)

@@ -294,18 +294,8 @@ def _view(transition: Transition, job: JobState) -> JobView:
         phase = "gathering"
         waiting_for = [name for name in names if not is_current(job, job.participants[name])]
     return JobView(
-        name=job.name,
-        strategy=job.settings.strategy,
-        round=job.round,
-        attempt=attempt,
-        phase=phase,
-        members=members,
-        waiting_for=waiting_for,
-        parameters=job.settings.parameters,
-        bytes_sent=job.bytes_sent,
-        bytes_data_parallel=job.bytes_data_parallel,
-        hash_mismatches=job.hash_mismatches,
-        state_hash=job.state_hash,
-        cell=job.cell,
-        settings=described_settings(job.settings),
-    )
+        name=job.name, strategy=job.settings.strategy, round=job.round, attempt=attempt, phase=phase, members=members,
+        waiting_for=waiting_for, parameters=job.settings.parameters, bytes_sent=job.bytes_sent,
+        bytes_data_parallel=job.bytes_data_parallel, hash_mismatches=job.hash_mismatches, state_hash=job.state_hash,
+        cell=job.cell, settings=described_settings(job.settings),
+    )  # fmt: skip
