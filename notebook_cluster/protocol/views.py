@@ -219,7 +219,7 @@ class Ping(Message, frozen=True):
 
 
 class LeaveCluster(Message, frozen=True):
-    """The view goes. ``clean``: its kernel was shut down; when it was the last one and nothing runs, the cluster ends."""
+    """The view goes. ``clean``: its kernel was shut down; if it was the last one and nothing runs, the cluster ends."""
 
     clean: bool = False
 
