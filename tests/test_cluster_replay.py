@@ -217,8 +217,9 @@ def test_a_skip_lets_the_node_join_the_running_cell(work: Path) -> None:
 
 def test_a_cell_that_does_not_stop_is_left_out_by_the_next_restart(work: Path) -> None:
     source = (
-        "import os, time\nwhile os.path.exists('hold'):\n    try:\n        open('begun', 'w').close()\n"
-        "        time.sleep(0.01)\n    except KeyboardInterrupt: pass\nsetup = 7"
+        "import os, time\nwhile True:\n    try:\n        while os.path.exists('hold'):\n"
+        "            open('begun', 'w').close()\n            time.sleep(0.01)\n        break\n"
+        "    except KeyboardInterrupt: pass\nsetup = 7"
     )
     with running_cluster(local=2) as cluster:
         run(cluster, source)
