@@ -42,6 +42,8 @@ EXTENSION = Path(__file__).parents[1] / "notebook_cluster" / "labextension"
 """The JupyterLab part, where it is built."""
 PATIENCE = 60_000
 """Milliseconds for what a page shows only after kernels have started."""
+KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+"""Of the open notebook, in a page."""
 
 needs_chromium = [
     pytest.mark.browser,
@@ -202,6 +204,7 @@ def browser_page(lab: Lab, width: int = 1280, height: int = 1000) -> Iterator["P
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_OPTIONS)
         try:
             context = browser.new_context(base_url=f"{lab.url}/", viewport={"width": width, "height": height})
+            context.set_default_timeout(PATIENCE)
             page = context.new_page()
             page.goto(f"api/status?token={lab.token}")
             yield page
@@ -280,22 +283,27 @@ def wait_for_kernel(page: "Page", status: str = "idle", timeout: float = 60.0) -
     )
 
 
+def begin_new_kernel(page: "Page") -> None:
+    """Restart the kernel of the open notebook, once that has it; returns when Jupyter Server has an answer of the new
+    one. This page may never hear it, one that is loaded then does."""
+    page.wait_for_function(f"!!{KERNEL.replace('.', '?.')}", timeout=PATIENCE)  # a page that was reloaded looks for it
+    page.evaluate(f"{KERNEL}.restart()")
+
+
 def restart_kernel(page: "Page") -> None:
-    """Restart the kernel of the open notebook, once that has it, and wait until it is idle.
+    """:func:`begin_new_kernel`, and wait until it is idle.
 
     A new kernel may say so before Jupyter Server listens to it again (seen where a page had connected 0.3 s before):
     then the page connects once more, as people do with "Reconnect to Kernel".
     """
     from playwright.sync_api import TimeoutError
 
-    kernel = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
-    page.wait_for_function(f"!!{kernel.replace('.', '?.')}", timeout=60_000)  # a page that was reloaded looks for it
-    page.evaluate(f"{kernel}.restart()")
+    begin_new_kernel(page)
     for _ in range(int(PATIENCE / 5000) - 1):
         try:
             return wait_for_kernel(page, timeout=5)
         except TimeoutError:
-            page.evaluate(f"void {kernel}.reconnect()")
+            page.evaluate(f"void {KERNEL}.reconnect()")
     return wait_for_kernel(page, timeout=5)
 
 

@@ -12,11 +12,11 @@ import pytest
 from tests.browser import (
     PATIENCE,
     Lab,
+    begin_new_kernel,
     browser_page,
     lab_with_extension,
     needs_extension,
     open_notebook,
-    restart_kernel,
     run_all,
     save,
     shut_down_kernels,
@@ -119,8 +119,7 @@ def test_a_notebook_without_a_cluster_is_offered_none(page: "Page") -> None:
 
 def test_where_the_kernel_is_free_the_cluster_is_shown_in_a_new_cell_with_a_click(page: "Page") -> None:
     reload(page)
-    page.wait_for_function("window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel", timeout=PATIENCE)
-    restart_kernel(page)
+    begin_new_kernel(page)
     reload(page)
     offer(page).get_by_text("Cluster lesson is running cell 1.").wait_for(timeout=PATIENCE)
     page.set_viewport_size({"width": 1280, "height": 460})
