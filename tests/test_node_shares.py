@@ -41,7 +41,7 @@ class World:
 
     def __init__(self, seed: int, key: ShardKey, starters: tuple[str, ...] = STARTERS) -> None:
         self.draw = random.Random(seed)
-        self.key = key
+        self.key, self.starters = key, starters
         self.frames: dict[tuple[str, str], deque[tuple[JobFrame, bytes]]] = {}
         self.soon: dict[str, deque[Callable[[], None]]] = {}
         self.rosters: dict[str, deque[Roster]] = {}
@@ -74,7 +74,7 @@ class World:
             speed=lambda: self.speeds.get(name, 0.0),
             tell=self.told.append,
         )
-        self.nodes[name].begin_cell(self.key.cell)
+        self.nodes[name].begin_cell(self.key.cell, 1 if name in (*STARTERS, *self.starters) else -1)
 
     def publish(self) -> None:
         self.generation += 1

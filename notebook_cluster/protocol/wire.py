@@ -46,7 +46,7 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
 
 
 VERSION = "0.1.0"
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 23
 
 
 def mismatch(peer: str, theirs: int) -> str | None:

@@ -16,6 +16,26 @@ if TYPE_CHECKING:
 
 _PERIOD = 1 << 12
 """Positions of a stream after which parts by speed repeat."""
+_SPEED_SECONDS = 10.0
+
+
+class MeasuredSpeed:
+    """Of this node's loops in one cell: what counts where training tells no speed."""
+
+    def __init__(self) -> None:
+        self._measured = 0, 0.0
+
+    def add(self, samples: int, seconds: float) -> None:
+        """A loop came back for the next batch after so long."""
+        before = self._measured
+        if before[1] > _SPEED_SECONDS:  # the older half fades
+            before = before[0] // 2, before[1] / 2
+        self._measured = before[0] + samples, before[1] + seconds
+
+    def rate(self) -> float:
+        """Samples per second; 0: not known. On any thread."""
+        samples, seconds = self._measured
+        return samples / seconds if samples and seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,13 +96,14 @@ class Ledger:
         self.alike, self.members = generation, tuple(members)
         self.cut = Cut(Taken(self.key.count), tuple((name, 0.0) for name in members))
 
-    def freeze(self, generation: int, members: Sequence[str], speed: float) -> ShardState:
-        """Take no more until all ``members`` of ``generation`` have told theirs; returns what to tell them."""
+    def freeze(self, generation: int, members: Sequence[str], speed: float, since: int) -> ShardState:
+        """Take no more until all ``members`` of ``generation`` have told theirs; returns what to tell them. ``since``:
+        generation with which the cell began."""
         self.generation, self.members, self.pending = generation, tuple(members), True
         self.heard = {name: state for name, state in self.heard.items() if state.generation >= generation}
         self.told = ShardState(
             key=self.key, generation=generation, taken=self._known().packed(), open=self.open, speed=speed,
-            goes_on=self.asks, end=self.end, first=self.first, **self._told_of_kept(),
+            goes_on=self.asks, since=since, end=self.end, first=self.first, **self._told_of_kept(),
         )  # fmt: skip
         self.heard[self.name] = self.told
         return self.told
@@ -171,8 +172,7 @@ class Ledger:
     def join_alike(self, members: Sequence[str]) -> None:
         """Others go on in this epoch, of which this node has had nothing: had it come to it before, its part would have
         been that of the first roster."""
-        going = any(state.goes_on for state in self.heard.values())
-        if going and self.kept is None and self.cut is None and not self.key.by_speed:
+        if self.others_go_on() and self.kept is None and self.cut is None and not self.key.by_speed:
             cut = Cut(Taken(self.key.count), tuple((name, 0.0) for name in members))
             self.kept = KeptEpoch(self.key.epoch, Taken(self.key.count), cut, 0)
 
@@ -183,9 +183,9 @@ class Ledger:
         at = self.part.at if self.part is not None and self.part.cut is self.cut else 0
         return KeptEpoch(self.key.epoch, self.taken.copy(), self.cut, at)
 
-    def waits_for_loop(self) -> bool:
-        """Others go on from kept positions, and this node's loop, which may have one too, has not come to it."""
-        return not self.begun and any(state.goes_on for state in self.heard.values())
+    def others_go_on(self) -> bool:
+        """From kept positions."""
+        return any(state.goes_on for state in self.heard.values())
 
     def next_of(self, part: ShardPart, size: int) -> "tuple[Positions, int]":
         """The next ``size`` positions of ``part``, without those that are taken all the same (by a joiner that came

@@ -184,6 +184,7 @@ class LoopRegistry:
         loops: of that cell, in the order in which they began. loops_before: of the one before it.
         before_batch: called before the next batch is fetched; None: nothing is.
         activity: counts what they have taken: a loop that is left before another goes on was left by the cell's code.
+        joined: the cell that was running as this node came, which so has no position of it; 0: not known, or none.
     """
 
     def __init__(self) -> None:
@@ -191,6 +192,9 @@ class LoopRegistry:
         self.loops: list[ShardProgress] = []
         self.loops_before: list[ShardProgress] = []
         self.activity = 0
+        self.joined = 0
+        self._generations = -1, -1
+        """Of the first roster that this node got, and that with which the running cell began."""
         self.before_batch: Callable[[], None] | None = None
         self._loops: Counter[Any] = Counter()
         self._kept: dict[LoopIdentity, tuple[LoopPosition, bool]] | None = {}
@@ -202,13 +206,30 @@ class LoopRegistry:
         self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
         """Sketches of what was divided at each place of the cell's code, and the counter of its newest shard."""
 
-    def forget_loops(self, cell: int) -> None:
-        """This cell begins."""
+    def forget_loops(self, cell: int, generation: int) -> None:
+        """This cell begins, or this node joins it: see :meth:`.shares.Shares.begin_cell`."""
         self._loops.clear()
         self._made.clear()
         self.loops_before, self.loops, self.before_batch = self.loops, [], None
         self._kept, self._going, self._said = {}, {}, False
+        self._generations = self._generations[0], generation
         self.cell = cell
+        if generation < 0:
+            self.joined = cell
+
+    def since(self, cell: int) -> int:
+        """Generation of the roster with which ``cell`` began; -1: it is not known here. On any thread."""
+        return self._generations[1] if cell == self.cell else -1
+
+    def hear_of_roster(self, generation: int) -> None:
+        """On the I/O thread."""
+        if self._generations[0] < 0:
+            self._generations = generation, self._generations[1]
+
+    def hear_of_begin(self, cell: int, generation: int) -> None:
+        """Another node says with which roster ``cell`` began; -1: it says nothing. On the I/O thread."""
+        if cell > self.cell and 0 <= generation < self._generations[0]:
+            self.joined = cell
 
     def counter(self, place: Hashable, data: Any, is_stream: bool = False) -> EpochCounter:
         """Of a Shard that is made at ``place``: it goes on after the one that was made there over the same data, if a
@@ -278,8 +299,12 @@ class LoopRegistry:
 
     def may_go_on(self, key: ShardKey) -> bool:
         """Whether this node may have a position in that epoch to go on from. On any thread."""
-        if key.cell > self.cell or (key.cell == self.cell and not self._said):
-            return True
+        if key.cell == self.joined:
+            return False
+        return key.cell > self.cell or (key.cell == self.cell and not self._said) or self.goes_on_in(key)
+
+    def goes_on_in(self, key: ShardKey) -> bool:
+        """Whether this node has a position in that epoch to go on from. On any thread."""
         position = self._position_of(key)
         return position is not None and position.kept(key.epoch) is not None
 
@@ -317,7 +342,7 @@ class LoopRegistry:
         if self._kept is None:
             return None, False, True
         position, left = self._kept.pop(identity, (None, False))
-        return position, left, False
+        return position, left, position is None and bool(self._going)
 
     def goes_on(self, identity: LoopIdentity, position: LoopPosition) -> None:
         """This loop goes on there: a node that comes to an earlier epoch than those of ``position`` gets nothing."""

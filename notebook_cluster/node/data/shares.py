@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from notebook_cluster.node.data.dealing import part_of
+from notebook_cluster.node.data.dealing import MeasuredSpeed, part_of
 from notebook_cluster.node.data.ledger import KeptEpoch, Ledger, ShardPart, members_of
 from notebook_cluster.node.data.loop_registry import FirstLoops, LoopRegistry
 from notebook_cluster.node.data.pieces import ShardPieces
@@ -32,7 +32,6 @@ _ASK_AGAIN = 1.0
 """Seconds after which a state that did not come is asked for."""
 _MAX_UNASKED = 64 << 20
 """Bytes of ledgers that other nodes may make this one keep."""
-_SPEED_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 """A node that does not answer and is not taken out of the cluster for so long ends the loops that wait for it."""
 
@@ -60,7 +59,7 @@ class Shares(LoopRegistry):
         self._first_loops = FirstLoops(name, lambda log: call_soon(lambda: tell(log)))
         self._name, self._incarnation = name, incarnation
         self._send, self._call_soon, self._told_speed = send, call_soon, speed
-        self._measured = (0, 0.0)
+        self.speed = MeasuredSpeed()
         self.changed = threading.Condition()
         self._ledgers: dict[ShardKey, Ledger] = {}
         self._roster: Roster | None = None
@@ -69,13 +68,13 @@ class Shares(LoopRegistry):
 
     # ---- the cell, on the main thread
 
-    def begin_cell(self, cell: int) -> None:
-        """What belongs to earlier cells is over."""
+    def begin_cell(self, cell: int, generation: int = -1) -> None:
+        """What belongs to earlier cells is over. ``generation``: with which it began; -1: this node joins it."""
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
             self._first_loops.begin_cell(cell)
-        self.forget_loops(cell)
-        self._measured = (0, 0.0)
+        self.forget_loops(cell, generation)
+        self.speed = MeasuredSpeed()
 
     def end_cell(self, cell: int) -> None:
         """Loops of this cell take nothing more here, also those that were never reached."""
@@ -84,17 +83,6 @@ class Shares(LoopRegistry):
             self._first_loops.tell_unlike(None)
             for ledger in self._ledgers.values():
                 ledger.open = ledger.open and ledger.key.cell > self._ended_cell
-
-    def measured(self, samples: int, seconds: float) -> None:
-        """The loop came back after so long: what counts where training tells no speed."""
-        before = self._measured
-        if before[1] > _SPEED_SECONDS:  # the older half fades
-            before = before[0] // 2, before[1] / 2
-        self._measured = before[0] + samples, before[1] + seconds
-
-    def _speed(self) -> float:
-        samples, seconds = self._measured
-        return self._told_speed() or (samples / seconds if samples and seconds > 0 else 0.0)
 
     def begin(
         self, key: ShardKey, alike_from: int | None, *, kept: KeptEpoch | None = None, asks: bool = False
@@ -121,7 +109,7 @@ class Shares(LoopRegistry):
                     ledger.taken.join(kept.taken)
                 ledger.kept = None
             if ledger.cut is None and not ledger.pending:
-                asks = ledger.asks or any(state.goes_on for state in ledger.heard.values())
+                asks = ledger.asks or ledger.others_go_on()
                 if self._roster is not None and alike_from == self._roster.generation and not asks:
                     ledger.start_alike(alike_from, members_of(key, self._roster))
                 else:
@@ -221,6 +209,7 @@ class Shares(LoopRegistry):
     def on_roster(self, roster: Roster) -> None:
         with self.changed:
             self._roster = roster
+            self.hear_of_roster(roster.generation)
             ledgers = list(self._ledgers.values())
         for ledger in ledgers:
             nothing_to_divide = ledger.alike >= roster.generation or ledger.all_taken()
@@ -246,6 +235,7 @@ class Shares(LoopRegistry):
                 ledger.alike = max(ledger.alike, message.alike)
                 return
             ledger.hear(sender, message)
+            self.hear_of_begin(message.key.cell, message.since)
             self._hear_of_data(ledger, sender, message)
         if message.want and ledger.told is not None and ledger.generation == message.generation:
             self._tell(sender, ledger.told)
@@ -303,9 +293,9 @@ class Shares(LoopRegistry):
         return ledger.generation < generation and any(state.generation >= generation for state in ledger.heard.values())
 
     def look_again(self) -> None:
-        """What this node goes on from was said: others may wait for that."""
+        """A cell begins, or what this node goes on from was said: others may wait for that."""
         with self.changed:
-            ledgers = list(self._ledgers.values())
+            ledgers = [ledger for ledger in self._ledgers.values() if self._is_asked(ledger)]
         for ledger in ledgers:
             self._call_soon(lambda ledger=ledger: self._exchange(ledger))  # type: ignore[misc]
 
@@ -326,15 +316,18 @@ class Shares(LoopRegistry):
                 ledger.go_on(kept)
             if self.has_not_begun(ledger.key):
                 ledger.join_alike(members)
-            state = ledger.freeze(roster.generation, members, self._speed())
+            speed = self._told_speed() or self.speed.rate()
+            state = ledger.freeze(roster.generation, members, speed, self.since(ledger.key.cell))
         for name in members:
             if name != self._name:
                 self._tell(name, state)
         self._deal(ledger)
 
     def _waits_for_loop(self, ledger: Ledger) -> bool:
-        """This node's loop may go on in this epoch, and has not said where."""
-        return self.may_go_on(ledger.key) and ledger.waits_for_loop() and ledger.key.cell > self._ended_cell
+        """This node's loop goes on in this epoch, or may where others do, and has not said where."""
+        if ledger.begun or ledger.key.cell <= self._ended_cell or not self.may_go_on(ledger.key):
+            return False
+        return ledger.key.cell > self.cell or self.goes_on_in(ledger.key) or ledger.others_go_on()
 
     def _deal(self, ledger: Ledger) -> None:
         with self.changed:

@@ -67,9 +67,18 @@ class TrainingLoops:
         self._given, self._loops_again = False, 0
         self._shares.begin_anew()
 
-    def begin_cell(self, code: str, *, joined: bool) -> None:
-        """A cell with this ``code`` begins, which is no replay; after :meth:`.Shares.begin_cell`. ``joined``: this node
-        came while it was running."""
+    def begin_cell(self, cell: int, generation: int, code: str, *, joined: bool) -> None:
+        """This cell begins, which is no replay; others learn at once that it does, and where its loops go on.
+
+        Args:
+            generation: of the roster with which it began. joined: this node came while it was running.
+        """
+        with self._shares.changed:
+            self._shares.begin_cell(cell, -1 if joined else generation)
+            self._begin(code, joined)
+        self._shares.look_again()
+
+    def _begin(self, code: str, joined: bool) -> None:
         self._code, self._joined = code, joined
         self._given, self._loops_again, self._waiting, self._seen = False, 0, [], None
         before, positions = self._stopped

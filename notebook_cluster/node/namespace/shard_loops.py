@@ -312,7 +312,7 @@ class FollowedLoop(ShardLoop):
                     if positions is not None:
                         begun = time.monotonic()
                         yield self._request(ledger.key.epoch, positions)
-                        self._shares.measured(len(positions), time.monotonic() - begun)
+                        self._shares.speed.add(len(positions), time.monotonic() - begun)
                         break
             else:
                 return

@@ -146,7 +146,7 @@ class FileLoop(FollowedLoop):
             elif self._comes(lane, answer):
                 begun = time.monotonic()
                 yield answer.batch[0]
-                self._shares.measured(sum(items for *_, items in answer.segments), time.monotonic() - begun)
+                self._shares.speed.add(sum(items for *_, items in answer.segments), time.monotonic() - begun)
 
     def _comes(self, lane: int, answer: FileRead) -> bool:
         """Take note of an answer; False when no batch is in it."""

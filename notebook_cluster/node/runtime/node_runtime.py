@@ -234,8 +234,7 @@ class NodeRuntime:
         members = [(row.name, row.incarnation) for row in roster.nodes if row.name in cell_world.nodes]
         self._loop.call_soon(lambda: self._mark_missing(members), wake=False)
         if not info.replay:
-            self.shares.begin_cell(info.cell)
-            self.data.begin_cell(info.code, joined=info.joined)
+            self.data.begin_cell(info.cell, info.generation, info.code, joined=info.joined)
             self.decisions.begin_cell(info.cell, joined=info.joined)
             self._telemetry.begin_cell(info.cell)
         self._running.info = info
