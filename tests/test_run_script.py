@@ -106,26 +106,36 @@ def test_nodes_that_do_all_of_a_script_alone_are_said(project: Path) -> None:
     said = "alone.py does not use notebook_cluster: each of 2 nodes does all of it alone; nc.DiLoCo(model)"
     assert said in run_command("run", "alone.py", "--nodes", "2").stderr
     assert "does not use" not in run_command("run", "alone.py").stderr
+    write(project, "alone.py", "import notebook_cluster as nc\nfor x in nc.shard([1, 2]): print(x)\n")
+    said = "no sync object is seen in alone.py: each of 2 nodes trains a model of its own; nc.DiLoCo(model)"
+    assert said in run_command("run", "alone.py", "--nodes", "2").stderr
 
 
 @pytest.mark.parametrize(
     ("source", "beside", "alone"),
     [
-        ("import torch\n", {}, True),
-        ("import notebook_cluster as nc\n", {}, False),
-        ("import torch\n", {"other.py": "import notebook_cluster as nc\n"}, True),
-        ("from lib import model\n", {"lib/__init__.py": "", "lib/model.py": "import notebook_cluster\n"}, False),
-        ("import a\n", {"a.py": "import inner\n", "inner.py": "import notebook_cluster\n"}, False),
+        ("import torch\n", {}, "does not use"),
+        ("import notebook_cluster as nc\nnc.DiLoCo(model)\n", {}, ""),
+        ("from notebook_cluster import all_reduce\n", {}, ""),
+        ("import notebook_cluster as nc\nprint(nc.rank(), model.sender)\n", {}, "no sync object"),
+        ("import notebook_cluster as nc\n", {"other.py": "import notebook_cluster as nc\nnc.DeMo(m)\n"}, "no sync"),
+        ("import notebook_cluster as nc\nimport a\na.train(nc)\n", {"a.py": "def train(nc): nc.DeMo(m)\n"}, ""),
+        ("import torch\n", {"other.py": "import notebook_cluster as nc\n"}, "does not use"),
+        ("from lib import model\n", {"lib/__init__.py": "", "lib/model.py": "import notebook_cluster\n"}, "no sync"),
+        ("import notebook_cluster\nimport lib\n", {"lib/__init__.py": "from notebook_cluster import DiLoCo\n"}, ""),
+        ("import a\n", {"a.py": "import inner\n", "inner.py": "from notebook_cluster import LocalSGD\n"}, ""),
     ],
 )
 def test_a_script_or_a_module_that_it_names_uses_the_cluster(
-    work: Path, source: str, beside: dict[str, str], alone: bool
+    work: Path, source: str, beside: dict[str, str], alone: str
 ) -> None:
     for name, text in {"one.py": source, **beside}.items():
         write(work, name, text)
     files = ScriptFiles(Path("one.py"), alone=False)
     with files.look(needed=True):
-        assert files.work_alone() == alone
+        said = files.work_alone(2)
+    assert alone in said
+    assert bool(alone) == bool(said)
 
 
 def test_an_error_comes_behind_what_was_printed_and_says_the_way_out(project: Path) -> None:

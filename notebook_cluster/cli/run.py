@@ -145,9 +145,9 @@ def _run(
         sender.send_to_all()
         sender.start()
         nodes = sum(node.rank is not None for node in cluster.state().nodes)
-        if nodes > 1 and files.work_alone():
+        if nodes > 1 and (alone := files.work_alone(nodes)):
             way_out = "nc.DiLoCo(model) trains one model, nc.shard divides the data, nc.rank() == 0 lets one node write"
-            _say(f"{files.script} does not use notebook_cluster: each of {nodes} nodes does all of it alone; {way_out}")
+            _say(f"{alone}; {way_out}")
         line = shlex.join(["notebook-cluster", "run", files.script, *options.of_script])
         stream = cluster.execute(files.source(line, options.of_script), replay=False)
         began = time.monotonic()

@@ -3,6 +3,7 @@ beginning. Nodes of this machine need none: they run the script where it lies.""
 
 import fnmatch
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -33,6 +34,11 @@ _AGAIN_S = 1.0
 _SAY_S = 5.0
 _THERE = ("ok", "suspect", "replaying", "rejoining")
 _MOST_NAMED = 3
+_TOGETHER = re.compile(
+    r"\b(DiLoCo|LocalSGD|SparseLoCo|DeMo|DataParallel|SyncCallback|sync_every|torch_distributed|jax_distributed|"
+    r"all_gather|all_reduce|barrier|broadcast|mean_metrics|recv|reduce_scatter|send|should_stop)\b"
+)
+"""Of :mod:`notebook_cluster`, what nodes meet in."""
 _ALONE = "--script-only sends the script alone"
 
 
@@ -70,14 +76,19 @@ class ScriptFiles:
             f"run_script({self.script!r}, {list(arguments)!r}, base={str(self.base)!r}, mark={(_MARK, self._run)!r})\n"
         )
 
-    def work_alone(self) -> bool:
-        """Neither the script nor a module beside it that another one names uses this package."""
+    def work_alone(self, nodes: int) -> str:
+        """Why so many ``nodes`` do not train one model, as the script reads, and the modules beside it that another one
+        names; empty where they work together, or nobody can tell."""
         files = {source.path: source.file for source in (self._sources.files if self._sources else ())}
         files[self.script] = self.base / self.script
         texts = {path: file.read_text(errors="replace") for path, file in files.items() if path.endswith(".py")}
-        using = [path for path, text in texts.items() if "notebook_cluster" in text]
-        named = (Path(path).stem in texts[other] for path in using for other in texts if other != path)
-        return self.script in texts and self.script not in using and not any(named)
+        named = {path for path in texts if any(_module(path) in texts[other] for other in texts if other != path)}
+        used = [texts[path] for path in {self.script, *named} if path in texts]
+        if self.script in texts and not any("notebook_cluster" in text for text in used):
+            return f"{self.script} does not use notebook_cluster: each of {nodes} nodes does all of it alone"
+        if used and not any(map(_TOGETHER.search, used)):
+            return f"no sync object is seen in {self.script}: each of {nodes} nodes trains a model of its own"
+        return ""
 
     @contextmanager
     def look(self, *, needed: bool) -> Iterator[None]:
@@ -269,6 +280,12 @@ def _why_not(entry: Path) -> str:
     if not entry.name.isprintable() or "\\" in entry.name:
         return "has a name that not every machine can write"
     return ""
+
+
+def _module(path: str) -> str:
+    """What an import calls it, without the packages that it is in."""
+    file = Path(path)
+    return file.parent.name if file.stem == "__init__" else file.stem
 
 
 def _facts(file: Path) -> tuple[int, int]:
