@@ -326,6 +326,45 @@ def test_a_second_ctrl_c_does_not_wait_for_a_script_that_does_not_end(project: P
     assert list_clusters() == []
 
 
+TRAINING = """
+import sys, time
+import torch, notebook_cluster as nc
+model = torch.nn.Linear(1, 1)
+sync = nc.DiLoCo(model, every=2, resume=sys.argv[1] if len(sys.argv) > 1 else None)
+print('began at round', sync.round, flush=True)
+while sync.round < 400:
+    model.weight.data -= 0.01 * (1 + nc.rank())
+    if sync.step() and sync.round == 3: print('trained', flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_a_script_has_trained_that_is_stopped_is_kept(project: Path, how: signal.Signals, code: int) -> None:
+    write(project, "digits.py", TRAINING)
+    running = Running(project, "digits.py")
+    running.until("[local] trained")
+    assert running.end(how) == code
+    (round,) = re.findall(r"round (\d+) of 'model' is kept in .*resume='model-stopped' goes on from it", running.errors)
+    assert list_clusters() == []
+    again = Running(project, "digits.py", "model-stopped")
+    again.until(f"[local] began at round {round}\n")
+    assert again.end(signal.SIGINT) == 130
+
+
+def test_in_a_cluster_that_was_kept_a_stopped_script_goes_on(project: Path) -> None:
+    write(project, "digits.py", TRAINING)
+    running = Running(project, "digits.py", "--keep")
+    running.until("[local] trained")
+    assert running.end(signal.SIGINT) == 130
+    (name,) = re.findall(r"the same with --cluster (\S+) goes on with a training that was stopped", running.errors)
+    again = Running(project, "digits.py", "--cluster", name)
+    again.until("goes on where it was stopped, after round")
+    assert again.end(signal.SIGINT) == 130
+    assert not (project / "checkpoints").exists()
+    assert run_command("stop", name).returncode == 0
+
+
 def test_in_a_cluster_that_runs_it_is_run_anew_and_the_cluster_goes_on(project: Path) -> None:
     first = run_command("run", "--keep", "--cluster", "lesson", "train.py")
     assert (first.returncode, first.stdout) == (0, "[local] __main__ [] hello 0 of 1 7\n")

@@ -42,6 +42,8 @@ _LOOK_S = 0.3
 _COMING_S = 10.0
 _GRACE_S = 10.0
 """After the second Ctrl-C in a cluster that goes on."""
+_STOP_S = 5.0
+"""For the script to end after a signal, before the last round is saved and the cluster ends."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,13 +72,20 @@ def run(options: argparse.Namespace) -> int:
         try:
             with _presses() as presses:
                 code = _run(cluster, options, files, presses, keeps)
+            if code == INTERRUPTED and not keeps and presses.count == 1:
+                _save_trained(cluster)
+        except SystemExit:
+            if not keeps:
+                _save_trained(cluster)
+            raise
         finally:
             if keeps:
                 cluster.close()
             elif cluster.connected:
                 cluster.stop()
     if name in running_clusters():
-        _say(f"cluster {name} goes on: notebook-cluster stop {name} ends it")
+        again = f"; the same with --cluster {name} goes on with a training that was stopped" if code else ""
+        _say(f"cluster {name} goes on: notebook-cluster stop {name} ends it{again}")
     else:
         _say(f"cluster {name} is over: notebook-cluster report {name} FILE.html shows its run")
     return code
@@ -170,15 +179,34 @@ def _run(
 
 
 def _watch(cluster: Cluster, stream: "CellStream", presses: StopCounter, keeps: bool) -> CellEnded | None:
-    """The end of the script. Where this program ends before it, the script ends too."""
+    """The end of the script. Where this program ends before it, the script ends too: in a cluster that does not go on
+    within a moment, before what it has trained is saved."""
     try:
         return _Watching(cluster, stream, presses, keeps).until_end()
     except BaseException:
-        if keeps and cluster.connected:
-            with suppress(ClusterError):
+        if cluster.connected:
+            with suppress(ClusterError, TimeoutError):
                 cluster.interrupt(cell=stream.cell)
-            _say("the nodes are asked to stop")
+                if not keeps:
+                    cluster.wait_until(lambda state: state.cell is None or state.cell.status != "running", _STOP_S)
+            if keeps:
+                _say("the nodes are asked to stop")
         raise
+
+
+def _save_trained(cluster: Cluster) -> None:
+    """Before a cluster ends whose script was stopped: the last round of each training, as a checkpoint."""
+    for job in cluster.state().jobs if cluster.connected else ():
+        if not job.round:
+            continue
+        name = f"{job.name}-stopped"
+        try:
+            folder = cluster.checkpoint(name, job.name)
+            said = f"round {job.round} of {job.name!r} is kept in {folder}: resume={name!r} goes on from it"
+        except ClusterError as error:
+            said = f"what was trained of {job.name!r} could not be kept: {error}"
+        with suppress(OSError):  # the terminal has gone
+            _say(said)
 
 
 def exit_code(ended: CellEnded, *, stopped: bool) -> int:
