@@ -215,6 +215,24 @@ def test_a_model_that_no_step_changes_is_named_once():
     assert "not trained on 'a':" in told(cluster.effects, "warning")[1]
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "said"),
+    [
+        (("float32", "float32"), "is the learning rate above 0?"),
+        (("float64", "float32"), "above 0, and large enough to change float32, in which rounds are"),
+        (("bfloat16", "float32"), "above 0, and large enough to change a number in bfloat16?"),
+    ],
+)
+def test_steps_that_are_too_small_for_the_numbers_of_a_model_are_a_reason(dtypes, said):
+    schema = [(f"p{index}", [2], dtype) for index, dtype in enumerate(dtypes)]
+    cluster = Cluster()
+    for name in "abc":
+        cluster.say(name, register("h0", schema=schema))
+    play(cluster, 1, steps=40, unchanged="abc")
+    (line,) = told(cluster.effects, "warning")
+    assert said in line
+
+
 def test_steps_that_do_nothing_at_first_or_are_none_are_no_fault():
     cluster = Cluster().train()
     play(cluster, 1, steps=9, unchanged="abc")

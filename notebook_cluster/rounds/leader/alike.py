@@ -158,9 +158,19 @@ def tell_unchanged(transition: Transition, job: JobState, arrivals: Mapping[str,
         transition.tell(
             "warning",
             f"the model of {job.name!r} is not trained on {who}: {what}. Is it the one that the loop and its optimizer "
-            "have (not made anew after the sync object), and is the learning rate above 0?",
+            f"have (not made anew after the sync object), and is the learning rate above 0{_too_small(job)}?",
             in_cell=True,
         )
+
+
+def _too_small(job: JobState) -> str:
+    """What steps are lost in as well that are too small for it."""
+    other = sorted({row[2][:16] for row in job.settings.schema} - {"float32"})
+    if job.settings.every_step or not other:
+        return ""
+    if other == ["float64"]:
+        return ", and large enough to change float32, in which rounds are (a float64 model keeps no more after one)"
+    return f", and large enough to change a number in {' or '.join(other)}"
 
 
 def tell_same_work(transition: Transition, job: JobState, arrivals: Mapping[str, Arrived]) -> None:
