@@ -160,6 +160,39 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path) -> None:
     assert "build the model it was saved from" in str(result)
 
 
+def test_a_checkpoint_of_a_model_that_is_frozen_otherwise_says_how_to_load_it(tmp_path: Path) -> None:
+    def model(frozen: bool) -> nn.Sequential:
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        made[0].requires_grad_(not frozen)
+        return made
+
+    def first(node: Node) -> Path | None:
+        trained = model(frozen=True)
+        sync = nc.DiLoCo(trained, name="head")
+        with torch.no_grad():
+            trained[1].weight.fill_(7.0)
+        sync.step()
+        sync.finish()
+        return sync.checkpoint("head")
+
+    def second(node: Node) -> tuple[str, float, float]:
+        whole = model(frozen=False)
+        with pytest.raises(CheckpointError) as refused:
+            nc.DiLoCo(whole, name="whole", resume="head")
+        nc.load_checkpoint(saved, into=whole)
+        sync = nc.DiLoCo(whole, name="whole")
+        sync.finish()
+        return str(refused.value), whole[1].weight[0, 0].item(), whole[0].weight[0, 0].item()
+
+    with Cluster(["a"], tmp_path) as cluster:
+        saved = cluster.run(first)["a"]
+        said, trained, frozen = cluster.run(second)["a"]
+    assert "nc.load_checkpoint('head', into=model) and no resume=" in said
+    assert trained != model(frozen=True)[1].weight[0, 0].item()
+    assert frozen == model(frozen=True)[0].weight[0, 0].item()
+
+
 def test_a_disk_that_refuses_is_an_error_on_every_node_and_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where the folder should be")
 

@@ -109,7 +109,10 @@ def start_of(
         theta = parameters.layout.vector(checkpoint.parameters, where)
         momentum = parameters.layout.vector(checkpoint.momentum, where) if checkpoint.momentum else zeros(0, NOT_KEPT)
     except ValueError as error:
-        raise CheckpointError(str(error)) from None
+        way_out = (
+            f"where other parameters of it are frozen now, nc.load_checkpoint({resume!r}, into=model) and no resume="
+        )
+        raise CheckpointError(f"{error}; {way_out}") from None
     saved_as = _saved_as(theta, momentum, checkpoint.manifest.state_hash)
     if saved_as is None:
         raise CheckpointError(f"{where} does not have the state hash in its manifest: delete it to use the one before")
