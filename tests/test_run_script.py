@@ -330,10 +330,13 @@ TRAINING = """
 import sys, time
 import torch, notebook_cluster as nc
 model = torch.nn.Linear(1, 1)
-sync = nc.DiLoCo(model, every=2, resume=sys.argv[1] if len(sys.argv) > 1 else None)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+sync = nc.DiLoCo(model, every=2, optimizer=optimizer, resume=sys.argv[1] if len(sys.argv) > 1 else None)
 print('began at round', sync.round, flush=True)
-while sync.round < 400:
-    model.weight.data -= 0.01 * (1 + nc.rank())
+for x in nc.shard(torch.ones(1000, 1), batch_size=1):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
     if sync.step() and sync.round == 3: print('trained', flush=True)
     time.sleep(0.01)
 """
@@ -349,6 +352,7 @@ def test_what_a_script_has_trained_that_is_stopped_is_kept(project: Path, how: s
     assert list_clusters() == []
     again = Running(project, "digits.py", "model-stopped")
     again.until(f"[local] began at round {round}\n")
+    assert "the optimizer's state and the data of nc.shard go on; the scheduler begins anew\n" in again.errors
     assert again.end(signal.SIGINT) == 130
 
 

@@ -190,7 +190,8 @@ class GoingOn:
                 anew += ["the optimizer", *self._scheduler]
         goes_on += [*beside, *(["the data of nc.shard"] if data else [])]
         anew += [] if data else ["the data"]
-        begin = f"; {_listed(anew)} begin anew" if anew else ""
+        begins = "begins" if len(anew) == 1 and anew != ["the data"] else "begin"
+        begin = f"; {_listed(anew)} {begins} anew" if anew else ""
         more += f"; {lost}" if lost else ""
         where = f" of checkpoint {checkpoint!r}" if checkpoint else ""
         way_out = "" if checkpoint else " (fresh=True starts over)"
