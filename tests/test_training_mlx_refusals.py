@@ -122,3 +122,22 @@ def test_two_sync_objects_over_one_part_are_refused(tmp_path: Path, framework: s
         (error,) = cluster.run(on_this_thread(cell)).values()
         assert isinstance(error, nc.TrainingError)
         assert "of 'part' is a parameter of 'whole' too, which is not finished" in str(error)
+
+
+def test_an_array_of_whole_numbers_is_named_with_how_to_keep_it(tmp_path: Path) -> None:
+    class Masked(mlx_nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlx_nn.Linear(2, 1)
+            self.inner.mask = mx.array([1, 0])
+
+    def cell(node: Node) -> list[str]:
+        model = Masked()
+        with pytest.raises(ValueError, match=r"'inner\.mask' is int32: .*model\.freeze\(keys='mask'\) leaves it"):
+            nc.DiLoCo(model)
+        model.freeze(keys="mask")
+        nc.DiLoCo(model).finish()
+        return list(model["inner"])
+
+    with Cluster(["m"], tmp_path) as cluster:
+        assert "mask" in cluster.run(on_this_thread(cell))["m"]

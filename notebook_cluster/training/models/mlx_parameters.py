@@ -302,7 +302,11 @@ class MlxParameters:
         }
         for name, array in parameters.items():
             if _dtype(array) not in ("float32", "float16", "bfloat16", "float64"):
-                raise ValueError(f"parameter {name!r} is {_dtype(array)}: only real floating point can be averaged")
+                key = name.rpartition(".")[2]
+                raise ValueError(
+                    f"parameter {name!r} is {_dtype(array)}: only real floating point can be averaged; "
+                    f"model.freeze(keys={key!r}) leaves it as it is, and so does a name that begins with _"
+                )
         return dict(sorted(parameters.items())), dict(sorted(buffers.items()))
 
 
