@@ -12,7 +12,7 @@ import pytest
 from notebook_cluster.client import Cluster, ClusterError
 from notebook_cluster.client.requests import add_request
 from notebook_cluster.journal.reading import recover
-from tests.cluster import end, is_running, kernel_pid, kill, run, stopped, text_of
+from tests.cluster import end, is_running, kernel_pid, kill, run, running_cluster, stopped, text_of
 from tests.conftest import Agents, wait_until
 from tests.notebook_kernel import NotebookKernel
 from tests.shared_notebook import error_of
@@ -248,3 +248,43 @@ def test_nothing_is_kept_anywhere(agents: Agents, work: Path) -> None:
         Cluster.take_over("digits", peers=["mini"])
     with pytest.raises(ClusterError, match=r"cluster name '\.\./x' is not usable"):
         Cluster.take_over("../x")
+
+
+STAYS = r"The journal of the cluster before is as it was: %cluster start digits goes on with it$"
+
+
+def test_one_that_cannot_be_leaves_what_a_killed_coordinator_has_left(
+    jupyter_dirs: Path, agents: Agents, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTEBOOK_CLUSTER_KEEP_RUNS", "0")
+    agents("mini")
+    first = Cluster.start("digits", local=1, peers=["mini"])
+    pids = {node: kernel_pid(first, node) for node in ("local", "mini")}
+    run(first, "value = rank + 40")
+    kill(first.connection.file.pid)
+    first.close()
+    with pytest.raises(ClusterError, match=f"no machine could go on with cluster 'digits': .*{STAYS}"):
+        Cluster.take_over("digits", local=0, peers=[])
+    with pytest.raises(ClusterError, match=f"nothing is kept of a cluster 'digits': asked local, mini.*{STAYS}"):
+        Cluster.take_over("digits", peers=["mini"])
+    with running_cluster("digits") as again:
+        assert again.attached
+        again.wait_until(lambda state: [row.condition for row in state.nodes] == ["ok", "ok"])
+        assert {node: kernel_pid(again, node) for node in pids} == pids
+        assert run(again, "print(value)") == {"local": "40\n", "mini": "41\n"}
+
+
+def test_a_training_that_cannot_be_kept_stays_where_it_is(jupyter_dirs: Path, work: Path) -> None:
+    first = Cluster.start("digits", local=1)
+    pid = kernel_pid(first, "local")
+    run(first, SETUP)
+    assert "ends 3" in run(first, CELL.format(steps=6, pause=0))["local"]
+    kill(first.connection.file.pid)
+    first.close()
+    (work / "checkpoints").write_text("in the way")
+    with pytest.raises(ClusterError, match=rf"nothing is kept of a cluster 'digits': .*kept no checkpoint: .*{STAYS}"):
+        Cluster.take_over("digits", peers=[])
+    with running_cluster("digits") as again:
+        again.wait_until(lambda state: [row.condition for row in state.nodes] == ["ok"])
+        assert kernel_pid(again, "local") == pid
+        assert run(again, "print(sync.round)") == {"local": "3\n"}

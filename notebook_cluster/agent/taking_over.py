@@ -1,7 +1,7 @@
 """Answers the coordinator of a new cluster that asks what the one before it, of the same owner and name, has left here.
 
 Only what the owner's own cluster of that name has kept is told, and only its kernels are ended: of others nobody hears.
-A coordinator that is still heard keeps its kernels.
+A coordinator that is still heard keeps its kernels, and nodes whose training could not be kept are left as they are.
 """
 
 import asyncio
@@ -58,10 +58,13 @@ class Predecessors:
         states: list[KeptState] = []
         damaged: list[str] = []
         if message.end:
-            host.session.has_taken_over = True
-            await asyncio.gather(*(self._replace(other, damaged) for other in before))
+            is_asked_again, host.session.has_taken_over = host.session.has_taken_over, True
+            is_kept = await asyncio.gather(*(self._keep(other, damaged) for other in before))
             states, lines = await asyncio.to_thread(self._kept, host, message.directory)
             damaged += lines
+            may_end = bool(states) or is_asked_again
+            kept = zip(before, is_kept, strict=True)
+            await asyncio.gather(*(self._replace(other) for other, how in kept if how or (may_end and how is None)))
             before = self._before(host)
             if not before:
                 self._end_grant(host)  # its head may come back: it leads nothing here any more
@@ -69,10 +72,16 @@ class Predecessors:
         damaged = [line[:MOST_TEXT] for line in damaged[:MOST_LINES]]
         host.session.send(KeptAnswer(ticket=message.ticket, states=states, damaged=damaged, nodes=nodes, silent=silent))
 
-    async def _replace(self, before: ClusterHost, errors: list[str]) -> None:
+    async def _keep(self, before: ClusterHost, errors: list[str]) -> bool | None:
+        """Whether its nodes have kept their training just now; None: there was nothing to keep."""
         if _silence(before) < QUIET:
-            return
-        await before.keep_checkpoints("a new cluster of its name takes over", errors)
+            return False
+        failed: list[str] = []
+        folders = await before.keep_checkpoints("a new cluster of its name takes over", failed)
+        errors += failed
+        return True if folders else False if failed else None
+
+    async def _replace(self, before: ClusterHost) -> None:
         if _silence(before) >= QUIET:
             reason = f"a new cluster {before.name} of {before.owner} has taken over"
             await self._end(before, reason, asked=False, told=False)

@@ -97,6 +97,50 @@ def was_killed(name: str) -> bool:
     return folder.is_dir() and read_connection(name) is None and _crashed(folder)
 
 
+@contextlib.contextmanager
+def killed_journal(name: str) -> Iterator[None]:
+    """The journal of cluster ``name``, if its coordinator was killed here, is set aside; it is back, and the error says
+    so, when what follows fails."""
+    from notebook_cluster.journal.kept_runs import let_old_runs_go, put_back, set_aside
+
+    folder, kept = runtime_directory() / "clusters" / name, None
+    with contextlib.suppress(ClusterError):  # one that cannot be read cannot be gone on with
+        if was_killed(name):
+            with _only_one(folder), _led_by_nobody(folder):
+                kept = set_aside(folder)
+    try:
+        yield
+    except BaseException as error:
+        if kept is None:
+            raise
+        with _only_one(folder), _led_by_nobody(folder):
+            put_back(folder, kept)
+        if isinstance(error, ClusterError):
+            way_out = f"The journal of the cluster before is as it was: %cluster start {name} goes on with it"
+            raise ClusterError(f"{error}. {way_out}") from None
+        raise
+    if kept is not None:
+        let_old_runs_go(folder.parent)
+
+
+@contextlib.contextmanager
+def _led_by_nobody(folder: Path) -> Iterator[None]:
+    """Hold the lock of a coordinator there, as soon as one that ends has let it go. ClusterError: it does not."""
+    from notebook_cluster.journal.store import LOCK_FILE
+
+    deadline = time.monotonic() + START_TIMEOUT
+    with open(folder / LOCK_FILE, "ab") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"cluster {folder.name!r} has a coordinator again: use that one") from None
+                time.sleep(0.05)
+        yield
+
+
 def killed_clusters() -> list[str]:
     """Names of the clusters of which :func:`was_killed` is true and that ran within the last day, but for those whose
     journal cannot be read: a laptop that is switched off kills its coordinators, and in time there are many."""

@@ -8,7 +8,7 @@ from typing import Self
 from notebook_cluster.client.connection import ClusterError, Connection, is_alive
 from notebook_cluster.client.led_elsewhere import agent_of_window, close_window, given_up
 from notebook_cluster.client.requests import RunningCluster, add_request
-from notebook_cluster.client.start import ensure_coordinator, read_connection
+from notebook_cluster.client.start import ensure_coordinator, killed_journal, read_connection
 from notebook_cluster.client.stream import wait
 from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.clock import clock
@@ -49,7 +49,8 @@ class TakingOver(RunningCluster):
             on_progress: called with one line for each thing that happens.
 
         Raises:
-            ClusterError: the cluster still runs, nothing is kept of it, or no machine that keeps it can be used.
+            ClusterError: the cluster still runs, nothing is kept of it, or no machine that keeps it can be used. Where
+                its coordinator was killed on this machine, ``Cluster.start`` goes on with it then as before.
         """
         say = on_progress or (lambda text: None)
         if not 0 <= local <= 64:
@@ -64,13 +65,14 @@ class TakingOver(RunningCluster):
             raise ClusterError(f"cluster {name!r} runs on this machine: %cluster attach {name} goes on with it")
         if before is not None:
             close_window(before)
-        with given_up(name):
-            own = agent_of_window(name) or _agent_before(name)
+        own = agent_of_window(name) or _agent_before(name)
+        with given_up(name), killed_journal(name):
             file, ran = ensure_coordinator(
                 name, directory or os.getcwd(), fresh=True, lease=lease, agent_lease=agent_lease,
                 known=None if known is None else ",".join(known), on_progress=say,
             )  # fmt: skip
-            return cls._began(Connection(file, kind), ran, FindKept(peers=list(peers), own=own), local, nodes, say)
+            wanted = [*peers, *(["local"] if local or nodes else [])]
+            return cls._began(Connection(file, kind), ran, FindKept(peers=wanted, own=own), local, nodes, say)
 
     @classmethod
     def _began(

@@ -86,6 +86,23 @@ def set_aside(folder: Path) -> Path | None:
     return target
 
 
+def put_back(folder: Path, kept: Path) -> None:
+    """Undo :func:`set_aside`, which returned ``kept``: the run that began in ``folder`` since, and came to nothing, is
+    deleted. The caller holds the lock of ``folder``."""
+    if (nothing := set_aside(folder)) is not None:
+        _delete(nothing)
+    for path in sorted(kept.iterdir()):
+        is_written = path.name in (*_parts(JOURNAL_FILE), *_parts(CURVES_FILE))
+        shutil.move(path, (place_of(folder) if is_written else folder) / path.name)
+    kept.rmdir()
+
+
+def _delete(run: Path) -> None:
+    for name in (JOURNAL_FILE, CURVES_FILE):
+        remove(run / name)
+    shutil.rmtree(run, ignore_errors=True)
+
+
 def _parts(name: str) -> tuple[str, str]:
     return name, f"{name}-wal"
 
@@ -145,9 +162,7 @@ def let_old_runs_go(clusters: Path) -> None:
     for number, folder in enumerate(runs):
         room -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         if number >= most or room < 0:
-            for name in (JOURNAL_FILE, CURVES_FILE):
-                remove(folder / name)
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
 
 
 def _setting(variable: str, default: int) -> int:

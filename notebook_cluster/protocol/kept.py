@@ -22,7 +22,8 @@ class AskKept(Message, frozen=True):
     ticket: int
     end: bool = False
     """First keep and end what coordinators of this owner and name before this one have here, and look at the files of
-    what is kept. Else nothing is looked at but whether they are heard."""
+    what is kept. Where nothing is kept their nodes stay, until it is asked again because another agent has something;
+    where a training could not be kept they stay in any case. Else nothing is looked at but whether they are heard."""
     directory: str = ""
     """Where nodes of the owner's own machine work; only the owner's own agent looks there."""
 
@@ -70,8 +71,8 @@ class TakenState(Message, frozen=True):
 
 
 class FindKept(Message, frozen=True):
-    """Ask ``peers`` (names, ``HOST:PORT`` or ``all``) what they keep of this cluster's name. Reply value: FoundKept, or
-    an error that says that the cluster still runs."""
+    """Ask ``peers`` (names, ``HOST:PORT`` or ``all``; with ``local`` this machine will have nodes) what they keep of
+    this cluster's name. Reply value: FoundKept, or an error that says that the cluster still runs."""
 
     peers: list[str]
     own: tuple[str, str] | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from notebook_cluster.coordinator.core import LOCAL, Core
@@ -82,28 +83,40 @@ class StateTakeOver:
         """Have every peer that answers keep and end what the cluster before has there, and say what is kept.
 
         Raises:
-            RequestError: that cluster still runs, or nothing is kept; one line with the way out.
+            RequestError: that cluster still runs, no machine could have a node, or nothing is kept, so that no node has
+                been ended; one line with the way out.
         """
         self._kept = {}
         looked = _Looked({}, [])
         await self._reach_own(request, looked)
         await self._reach(request.peers, looked)
         await self._see_that_it_is_gone(looked)
-        for names in ([BEFORE], [name for name in looked.asked if name != BEFORE]):
-            await asyncio.gather(*(self._end(name, looked) for name in names if name in looked.asked))
-        if looked.asked.pop(BEFORE, None) is not None:
-            self._links.forget(BEFORE, "its cluster was taken over")
+        if LOCAL not in request.peers and not looked.asked.keys() - {LOCAL, BEFORE}:
+            raise RequestError(self._nobody(looked))
+        left = await self._end([BEFORE], looked)
+        left += await self._end(looked.asked.keys() - {BEFORE}, looked)
         if not any(self._kept.values()):
             raise RequestError(self._nothing(looked))
+        await self._end(left, looked)
+        if looked.asked.pop(BEFORE, None) is not None:
+            self._links.forget(BEFORE, "its cluster was taken over")
         peers = [name for name in looked.asked if name != LOCAL]
         return FoundKept(peers=peers, lines=looked.lines, states=sum(map(len, self._kept.values())))
 
     def _nothing(self, looked: _Looked) -> str:
+        asked = [name for name in looked.asked if name != BEFORE]
         more = "".join(f"; {line}" for line in looked.lines)
         return (
-            f"nothing is kept of a cluster {self._core.state.cluster!r}: asked {', '.join(looked.asked)}{more}. Check "
+            f"nothing is kept of a cluster {self._core.state.cluster!r}: asked {', '.join(asked)}{more}. Check "
             "the name, and share the machines that trained it: each keeps its part when its coordinator is gone for "
             "20 s"
+        )
+
+    def _nobody(self, looked: _Looked) -> str:
+        more = "".join(f"; {line}" for line in looked.lines)
+        return (
+            f"no machine could go on with cluster {self._core.state.cluster!r}: this one shall have no node, and no "
+            f"peer answered{more}. Use --local 1, or --peers with some that are shared"
         )
 
     async def _reach_own(self, request: FindKept, looked: _Looked) -> None:
@@ -196,19 +209,30 @@ class StateTakeOver:
             f"machine where it was started, %cluster attach {cluster} goes on with it, %cluster stop {cluster} ends it"
         )
 
-    async def _end(self, name: str, looked: _Looked) -> None:
+    async def _end(self, names: Iterable[str], looked: _Looked) -> list[str]:
+        """Returns those that have left nodes as they are, for nothing is kept there."""
+        asked = [name for name in names if name in looked.asked]
+        left = await asyncio.gather(*(self._end_one(name, looked) for name in asked))
+        return [name for name, has_left in zip(asked, left, strict=True) if has_left]
+
+    async def _end_one(self, name: str, looked: _Looked) -> bool:
         answer = await self._ask(name, looked.asked[name], end=True, patience=KEEPING)
         if answer is None:
             self._leave_out(name, f"{name} did not say what it keeps within {KEEPING:g} s", looked)
-            return
+            return False
         shown = "this machine" if name in (LOCAL, BEFORE) else name
-        if answer.silent is not None:
+        if answer.silent is not None and answer.silent >= QUIET:
+            if not answer.damaged:
+                return True
+            looked.lines.append(f"{shown}: nodes of the cluster before stay there, for they kept no checkpoint")
+        elif answer.silent is not None:
             looked.lines.append(f"{shown} hears the coordinator before again: its nodes there stay")
         elif answer.nodes > 0:
             nodes = "1 node" if answer.nodes == 1 else f"{answer.nodes} nodes"
             looked.lines.append(f"{shown}: ended {nodes} of the cluster before, after a checkpoint")
         looked.lines += [f"{shown}: {_plain(line)}: left out" for line in answer.damaged[:MOST_LINES]]
         self._kept[name] = possible(answer.states)
+        return False
 
     def _leave_out(self, name: str, why: str, looked: _Looked) -> None:
         if name != BEFORE:
