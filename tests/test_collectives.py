@@ -219,6 +219,26 @@ def test_what_one_node_may_not_send_and_catches_is_raised_on_the_others_too_and_
         assert sums == [3.0] * 3
 
 
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_who_broadcasts_from_another_rank_and_catches_it_leaves_nobody_waiting(
+    three: list[MeshNode], wrong: int
+) -> None:
+    sources = [int(rank == wrong) for rank in range(3)]
+
+    def body(collectives: Collectives, rank: int) -> tuple[str, int]:
+        try:
+            said = f"got {collectives.broadcast(rank, sources[rank])}"
+        except ValueError as error:
+            said = str(error)
+        return said, collectives.all_reduce(1)
+
+    results = play(three, body)
+    assert [total for _, total in results] == [3, 3, 3]
+    said = results[wrong][0]
+    assert said.startswith(f"{['mini', 'desk', 'book'][wrong]!r} is in broadcast(src=1), "), said
+    assert said.endswith(" in broadcast(src=0): all nodes must do the same")
+
+
 def test_a_barrier_may_have_any_name(three: list[MeshNode]) -> None:
     names = ("send", "want", "ack", "refused TypeError", "")
     assert play(three, lambda c, rank: [c.barrier(name) for name in names]) == [[None] * len(names)] * 3

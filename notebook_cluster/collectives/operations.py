@@ -186,7 +186,12 @@ class Collectives:
                 steps.send(dict.fromkeys(steps.others, wire), 0)
                 steps.receive(steps.others, 1, any_value)
                 return from_wire(wire.kind, wire.dtype, wire.shape, wire.data, wire.like)
-            message = steps.receive([source], 0, any_value)[source]
+            try:
+                message = steps.receive([source], 0, any_value)[source]
+            except ValueError as error:
+                if not isinstance(error, PeerLost):
+                    steps.refuse(error)  # nothing was sent here, which the source of the others waits for
+                raise
             steps.send({source: WireValue("json", "", (), b"")}, 1)
         return _value(message, value)
 

@@ -138,7 +138,7 @@ class Steps:
         return self.receive(self.others, phase, check)
 
     def refuse(self, error: BaseException) -> None:
-        """``error`` was raised here before the operation had begun: whoever waits for this node in it is told."""
+        """``error`` was raised here before anything was sent: whoever waits for this node in the operation is told."""
         kind, reason = refusal_of(error)
         header = self.header(WireValue(kind, "", (), reason), NOTHING_ELSE)
 
