@@ -157,6 +157,24 @@ def test_a_disk_that_takes_nothing_is_said_in_one_line_with_the_way_out(jupyter_
     assert "[Errno" not in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize("place", ["file", "file/below/it"])
+def test_a_file_where_a_folder_belongs_is_said_in_one_line_with_the_way_out(jupyter_dirs: Path, place: str) -> None:
+    (jupyter_dirs / "file").write_text("")
+    taken = str(jupyter_dirs / place)
+    for words, variables, way_out in (
+        (("share", "--no-code", "--data-dir", taken), {}, "choose with --data-dir"),
+        (("peers",), {"JUPYTER_DATA_DIR": taken}, "set JUPYTER_DATA_DIR to"),
+        (("status",), {"JUPYTER_RUNTIME_DIR": taken}, "set JUPYTER_RUNTIME_DIR to"),
+    ):
+        environment = {**os.environ, **variables}
+        done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"notebook-cluster: {taken}"), done.stderr
+        assert "a file is there, or where a folder above it belongs" in done.stderr
+        assert f"{way_out} a folder" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_code_and_a_file_exclude_each_other(jupyter_dirs: Path) -> None:
     command = [COMMAND, "share", "--code", CODE, "--code-file", "x"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)

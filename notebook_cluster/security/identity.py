@@ -114,13 +114,15 @@ class CannotWrite(OSError):
 
 
 def in_words(error: OSError, path: Path | None = None) -> OSError:
-    """``error`` as :class:`CannotWrite` where a disk is full or may not be written, else itself. ``path``: what was to
-    be written; None: what the error names, if that is in a folder of this user's for notebook-cluster."""
+    """``error`` as :class:`CannotWrite` where a disk is full or may not be written, or a file is in a folder's way,
+    else itself. ``path``: what was to be written; None: what the error names, if that is in a folder of this user's for
+    notebook-cluster."""
     from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 
     full, named = error.errno in (errno.ENOSPC, errno.EDQUOT), isinstance(error.filename, str)
     denied = named and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
-    if error.strerror is None or not (full or denied) or not (path or named):
+    in_the_way = named and error.errno in (errno.ENOTDIR, errno.EEXIST)
+    if error.strerror is None or not (full or denied or in_the_way) or not (path or named):
         return error
     place = path or Path(error.filename)
     if os.environ.get("JUPYTER_RUNTIME_DIR") and place.is_relative_to(jupyter_runtime_dir()):
@@ -133,7 +135,8 @@ def in_words(error: OSError, path: Path | None = None) -> OSError:
         return error
     where = "a folder on another disk" if full else "a folder in which you may write"
     way_out = f"{'make room there, or ' if full else ''}{change} {where}"
-    told = CannotWrite(f"{place} cannot be written, for {what} ({error.strerror}): {way_out}")
+    why = "a file is there, or where a folder above it belongs" if in_the_way else error.strerror
+    told = CannotWrite(f"{place} cannot be written, for {what} ({why}): {way_out}")
     told.errno = error.errno
     return told
 

@@ -306,7 +306,8 @@ def _one_at_a_time(home: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CheckpointError(f"checkpoint not written to {home}: {error.strerror or error}: make room there") from None
+        cause, way_out = error.strerror or error, "make room or use another folder"
+        raise CheckpointError(f"checkpoint not written to {home}: {cause}: {way_out}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
