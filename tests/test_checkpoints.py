@@ -163,6 +163,18 @@ def test_a_damaged_file_falls_back_to_the_one_before_and_says_so(tmp_path: Path,
     assert str(folder / file) in found.warnings[0]
 
 
+def test_a_manifest_whose_text_is_damaged_is_passed_over_and_named(tmp_path: Path) -> None:
+    save(tmp_path, "digits", contents(1))
+    manifest = save(tmp_path, "digits", contents(2))[0] / "manifest.json"
+    data = bytearray(manifest.read_bytes())
+    data[data.index(b'": "') + 4] ^= 0x80
+    manifest.write_bytes(data)
+    found = find_latest(tmp_path, "digits")
+    assert found is not None
+    assert found.round == 1
+    assert f"{manifest} is not readable" in found.warnings[0]
+
+
 @pytest.mark.parametrize("damage", ["missing", "short"])
 def test_with_none_left_the_error_names_the_file(tmp_path: Path, damage: str) -> None:
     folder, _ = save(tmp_path, "digits", contents(1))

@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
             raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: not a manifest; delete {folder}")
         data = path.read_bytes()
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not readable ({error}): delete {folder}") from None
     if manifest.format != FORMAT:
         raise CheckpointError(

@@ -44,7 +44,7 @@ def read_connection(name: str) -> ConnectionFile | None:
         file = msgspec.json.decode(path.read_bytes(), type=ConnectionFile)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClusterError(f"{path} is not readable ({error}): delete it and start the cluster again") from None
     if not is_alive(file.pid):
         return None
