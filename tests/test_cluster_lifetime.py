@@ -17,6 +17,7 @@ from notebook_cluster.coordinator.cells.cell_files import CellFiles, text_of
 from notebook_cluster.protocol.views import Stop
 from tests.cluster import Watcher, is_running, kernel_pid, kill, node, run, running_cluster
 from tests.conftest import Agents, marked_processes, wait_until
+from tests.test_cluster_take_over import agent_pid
 
 pytestmark = pytest.mark.usefixtures("work")
 
@@ -75,6 +76,16 @@ def test_a_cell_runs_once_although_the_coordinator_was_killed_when_it_began(work
         assert run(cluster, "print(rank)") == {"local": "0\n", "local-2": "1\n"}
     assert [(work / f"ran-{name}").read_text() for name in ("local", "local-2")] == ["x", "x"]
     killed.close()
+
+
+def test_start_returns_when_it_is_known_which_nodes_died_with_their_coordinator() -> None:
+    killed = Cluster.start("test", local=2)
+    kernels = [kernel_pid(killed, "local"), kernel_pid(killed, "local-2")]
+    for pid in (killed.connection.file.pid, agent_pid(killed), *kernels):
+        kill(pid)
+    killed.close()
+    with running_cluster(local=2) as cluster:
+        assert [row.condition for row in cluster.state().nodes] == ["dead", "dead"]
 
 
 def test_fresh_gives_clean_kernels() -> None:

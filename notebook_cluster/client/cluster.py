@@ -31,6 +31,9 @@ from notebook_cluster.protocol import views as v
 from notebook_cluster.protocol.launches import StartLaunch
 from notebook_cluster.protocol.state import ClusterView, NodeView, by_rank
 
+HEARD_S = 3.0
+"""For a coordinator that was started again to hear the machines of its nodes, before people are told of these."""
+
 
 def _quiet(done: int, total: int) -> None:
     """Nobody wants to know how far it is."""
@@ -216,6 +219,9 @@ class Cluster(Past, Moving, Launching, Benching, TakingOver):
             cluster = cls._attached(*start(), kind)
         with cluster.ended_on_error():
             state = wait(cluster.connection.attached)
+            if cluster.attached:
+                with contextlib.suppress(TimeoutError):  # where it was killed, its machines may have been as well
+                    cluster.wait_until(_has_heard_machines, HEARD_S)
             if invite:
                 say(how_to_join(cluster.invite(code)))
             if on and local is None:
@@ -288,3 +294,9 @@ class Cluster(Past, Moving, Launching, Benching, TakingOver):
         cluster = cls(Connection(file, kind, live=live), attached=True)
         wait(cluster.connection.attached)
         return cluster
+
+
+def _has_heard_machines(state: ClusterView) -> bool:
+    """Every machine with nodes has said which of them are still there, or cannot be reached."""
+    used = {node.peer for node in state.nodes}
+    return not any(peer.name in used and peer.condition == "connecting" for peer in state.peers)
