@@ -104,6 +104,19 @@ def test_a_restart_says_which_cells_were_stopped_and_are_not_replayed(notebook: 
     assert "is back, with the cluster's earlier cells replayed, but for what was stopped (cell 2)\n" in said
 
 
+def test_a_restart_says_which_cell_it_replays_for_long_and_what_ends_that(
+    notebook: NotebookKernel, jupyter_dirs: Path
+) -> None:
+    notebook.works("%%on_all\nimport os, time\nwhile os.path.exists('hold'):\n    time.sleep(0.05)")
+    (jupyter_dirs / "hold").touch()
+    restarting = notebook.start("%cluster restart local-2")
+    said = notebook.until(restarting, "ends it\n").shown
+    way_out = "Skip in the panel, or notebook-cluster skip lesson local-2, ends it"
+    assert said.count(f"local-2 is replaying cell 1 of 1: {way_out}\n") == 1
+    (jupyter_dirs / "hold").unlink()
+    assert "local-2 is back, with the cluster's earlier cells replayed\n" in notebook.until(restarting).shown
+
+
 def test_all_nodes_are_restarted_at_once_with_an_empty_namespace_or_what_they_held(notebook: NotebookKernel) -> None:
     notebook.works("%%on_all\nx = 5")
     assert "they hold what cells made (%cluster restart all --no-replay" in notebook.works("%cluster start --no-panel")

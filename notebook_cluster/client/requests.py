@@ -29,6 +29,8 @@ from notebook_cluster.protocol.interaction import (
 from notebook_cluster.protocol.state import CellView, ClusterView, GetHistory, RunHistory, Series
 
 Value = TypeVar("Value")
+LONG_REPLAY_S = 3.0
+"""So long a node replays an earlier cell before who restarts it is told."""
 ANSWER_TIMEOUT = 0.5
 """Seconds that completion and inspection wait."""
 
@@ -288,20 +290,43 @@ class RunningCluster:
         """End a node and take it out of the cluster."""
         wait(self._request(v.RemoveNode(node=node)))
 
-    def restart(self, node: str | Sequence[str], replay: bool = True, *, all_cells: bool = False) -> None:
+    def restart(
+        self,
+        node: str | Sequence[str],
+        replay: bool = True,
+        *,
+        all_cells: bool = False,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
         """A new kernel under the same name, of one node or of several at once; cells are replayed, then it joins the
         running one. ``all_cells``: also those that its kernels did without since their replay ended one, or was
-        skipped. Returns, or raises, when all have come or failed."""
+        skipped. Returns, or raises, when all have come or failed. ``on_progress``: called with a line for each earlier
+        cell that takes long on a node."""
         names = [node] if isinstance(node, str) else node
         asked = [self._request(v.RestartNode(node=name, replay=replay, all_cells=all_cells)) for name in names]
         failed = []
+        since: dict[tuple[str, str], float] = {}
         for future in asked:
             try:
+                while on_progress is not None and not concurrent.futures.wait([future], 0.5).done:
+                    self._tell_replays(names, since, on_progress)
                 wait(future)
             except ClusterError as error:
                 failed.append(error)
         if failed:
             raise failed[0] if len(failed) == 1 else ClusterError("\n".join(map(str, failed)))
+
+    def _tell_replays(
+        self, names: Sequence[str], since: dict[tuple[str, str], float], say: Callable[[str], None]
+    ) -> None:
+        """``since``: node and cell -> when it was first seen there; infinite once it was told."""
+        now = time.monotonic()
+        for row in self.latest.nodes if self.latest is not None else ():
+            what = row.replaying.partition(",")[0]
+            if row.name in names and what and now - since.setdefault((row.name, what), now) > LONG_REPLAY_S:
+                since[row.name, what] = float("inf")
+                way_out = f"Skip in the panel, or notebook-cluster skip {self.name} {row.name}, ends it"
+                say(f"{row.name} is {what}: {way_out}")
 
     def skip(self, node: str) -> int:
         """End the replay of the earlier cell that ``node`` runs now, not of the next ones. Returns its number."""

@@ -59,7 +59,7 @@ def restart(session: NotebookSession, call: Invocation) -> None:
         raise UsageError("%cluster restart: the cluster has no node; %cluster add PEER takes a machine in")
     print(f"restarting {_listed(names)} ...", flush=True)
     try:
-        cluster.restart(names, replay=replay, all_cells=all_cells)
+        cluster.restart(names, replay=replay, all_cells=all_cells, on_progress=lambda text: print(text, flush=True))
     finally:
         said: dict[str, list[str]] = {}
         for row in cluster.state().nodes:
