@@ -151,6 +151,8 @@ class CellReceiver:
         elif (header.cell, header.generation) != (world.cell, world.generation) or sender not in world.nodes:
             self.dropped += 1
         elif header.name == WANT:
+            if self._wait is not None and header.dtype not in ("", self._wait.name):  # where it waits itself
+                self._refuse_now(sender, CellFrame(header.cell, header.generation, header.operation, header.dtype))
             self.sent.send_again(sender, header)
         elif header.name == ACKNOWLEDGE:
             self.sent.forget(sender, "message", header.operation + 1)
@@ -333,8 +335,8 @@ class CellReceiver:
         self._asked[node] = now
         message = self._messages.get(self._key(wait, node))
         header = CellFrame(
-            cell=self._world.cell, generation=self._world.generation, operation=wait.operation, name=WANT,
-            phase=wait.phase, kind=wait.channel, offset=message.first_missing() if message is not None else 0,
+            self._world.cell, self._world.generation, wait.operation, WANT, phase=wait.phase, kind=wait.channel,
+            dtype=wait.name, offset=message.first_missing() if message is not None else 0,
         )  # fmt: skip
         self._transport.send(node, header)
 

@@ -25,7 +25,8 @@ class CellFrame(Message, frozen=True):
     dtype: str = ""
     shape: list[int] = []
     kind: str = ""
-    """``numpy``, ``torch``, ``mlx`` or ``json`` (plain data)."""
+    """``numpy``, ``torch``, ``mlx`` or ``json`` (plain data). Of who asks for what is missing: of which channel, and
+    ``dtype`` then says in which operation."""
     phase: int = 0
 
 
