@@ -119,7 +119,7 @@ class Node:
             self.world.scheduler.switch()
             while self.heard < generation:
                 self.world.scheduler.switch()
-            self.shares.begin_cell(cell, -1 if joined else generation)
+            self.shares.begin_cell(cell, generation, joined=joined)
             if not joined:
                 self._go_on(goes_on)
             self.shares.look_again()
@@ -347,3 +347,21 @@ def test_who_joins_a_cell_that_goes_on_keeps_nobody_waiting_before_it_comes_to_t
     world.finish()
     assert world.got() == world.everything()
     assert joiner.got[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_have_all_joined_wait_for_none_that_comes_after_them(seed: int) -> None:
+    world = World(seed, "ab", [Loop(40, 1, 2)], True)
+    world.begin_cell(goes_on=False)
+    for name in "ab":
+        while not all(node.got[0] for node in world.nodes.values()):
+            world.happen()
+        world.lose(name)
+        world.settle()
+        world.join(name)
+    main, world.nodes["b"].main = world.nodes["b"].main, None
+    world.finish()
+    world.nodes["b"].main = main
+    world.finish()
+    for got, everything in zip(world.got(), world.everything(), strict=True):
+        assert got <= everything

@@ -119,11 +119,11 @@ def test_what_is_over_in_a_cell_that_went_on_is_not_so_in_the_next() -> None:
     position = LoopPosition(identity[:3], 1, 1).data()
     world.nodes["b"].go_on([{"loop": list(identity), "left": False, "position": position}])
     world.key = msgspec.structs.replace(world.key, cell=2)
-    world.nodes["a"].begin_cell(2)
+    world.nodes["a"].begin_cell(2, 1)
     while world.take("a", 4):
         world.soon["a"].popleft()()
         world.deliver("a", "b")
-    world.nodes["b"].begin_cell(2)
+    world.nodes["b"].begin_cell(2, 1)
     world.finish()
     assert world.all_given() == list(range(60))
 

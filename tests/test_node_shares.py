@@ -74,7 +74,7 @@ class World:
             speed=lambda: self.speeds.get(name, 0.0),
             tell=self.told.append,
         )
-        self.nodes[name].begin_cell(self.key.cell, 1 if name in (*STARTERS, *self.starters) else -1)
+        self.nodes[name].begin_cell(self.key.cell, 1, joined=name not in (*STARTERS, *self.starters))
 
     def publish(self) -> None:
         self.generation += 1
@@ -276,7 +276,7 @@ def test_a_node_whose_cell_is_over_gets_nothing() -> None:
     world = World(1, key())
     world.take("a", 4)
     world.take("b", 4)
-    world.nodes["c"].begin_cell(1)
+    world.nodes["c"].begin_cell(1, 1)
     world.nodes["c"].end_cell(1)
     world.join("d")
     for _ in range(1000):
@@ -447,7 +447,7 @@ def test_a_shard_made_again_goes_on_with_the_next_epoch_of_the_same_data(one: An
     shares.counter("here", one).after += 2
     assert shares.counter("here", other).next == (2 if alike else 0)
     assert (shares.counter("here", one).next, shares.counter("there", one).next) == (2, 0)
-    shares.begin_cell(2)
+    shares.begin_cell(2, 1)
     assert shares.counter("here", one).next == 0
 
 

@@ -146,7 +146,7 @@ class ShardState(Message, frozen=True):
     """The sender's loop goes on from a position that was kept: who has not come to this loop yet answers when it has,
     since it may have a position too."""
     since: int = -1
-    """Generation with which the sender began the cell: who came later has no position. -1: it joined the cell."""
+    """Generation with which the sender began or joined the cell: who came later has no position. -1: it did neither."""
     cut: str = ""
     """Hash of the division in which that position is; empty: the sender has none."""
     receivers: tuple[str, ...] = ()

@@ -98,7 +98,7 @@ class Ledger:
 
     def freeze(self, generation: int, members: Sequence[str], speed: float, since: int) -> ShardState:
         """Take no more until all ``members`` of ``generation`` have told theirs; returns what to tell them. ``since``:
-        generation with which the cell began."""
+        generation with which the cell began here."""
         self.generation, self.members, self.pending = generation, tuple(members), True
         self.heard = {name: state for name, state in self.heard.items() if state.generation >= generation}
         self.told = ShardState(

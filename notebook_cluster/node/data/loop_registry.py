@@ -194,7 +194,7 @@ class LoopRegistry:
         self.activity = 0
         self.joined = 0
         self._generations = -1, -1
-        """Of the first roster that this node got, and that with which the running cell began."""
+        """Of the first roster that this node got, and of that with which the running cell began here."""
         self.before_batch: Callable[[], None] | None = None
         self._loops: Counter[Any] = Counter()
         self._kept: dict[LoopIdentity, tuple[LoopPosition, bool]] | None = {}
@@ -206,19 +206,20 @@ class LoopRegistry:
         self._made: dict[Hashable, list[tuple[Any, EpochCounter]]] = {}
         """Sketches of what was divided at each place of the cell's code, and the counter of its newest shard."""
 
-    def forget_loops(self, cell: int, generation: int) -> None:
-        """This cell begins, or this node joins it: see :meth:`.shares.Shares.begin_cell`."""
+    def forget_loops(self, cell: int, generation: int, joined: bool) -> None:
+        """This cell begins: see :meth:`.shares.Shares.begin_cell`."""
         self._loops.clear()
         self._made.clear()
         self.loops_before, self.loops, self.before_batch = self.loops, [], None
         self._kept, self._going, self._said = {}, {}, False
         self._generations = self._generations[0], generation
         self.cell = cell
-        if generation < 0:
+        if joined:
             self.joined = cell
 
     def since(self, cell: int) -> int:
-        """Generation of the roster with which ``cell`` began; -1: it is not known here. On any thread."""
+        """Generation of the roster with which ``cell`` began, or with which this node joined it; -1: it has done
+        neither. On any thread."""
         return self._generations[1] if cell == self.cell else -1
 
     def hear_of_roster(self, generation: int) -> None:
@@ -227,7 +228,7 @@ class LoopRegistry:
             self._generations = generation, self._generations[1]
 
     def hear_of_begin(self, cell: int, generation: int) -> None:
-        """Another node says with which roster ``cell`` began; -1: it says nothing. On the I/O thread."""
+        """Another node began or joined ``cell`` with this roster; -1: neither. On the I/O thread."""
         if cell > self.cell and 0 <= generation < self._generations[0]:
             self.joined = cell
 

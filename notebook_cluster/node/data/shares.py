@@ -68,12 +68,13 @@ class Shares(LoopRegistry):
 
     # ---- the cell, on the main thread
 
-    def begin_cell(self, cell: int, generation: int = -1) -> None:
-        """What belongs to earlier cells is over. ``generation``: with which it began; -1: this node joins it."""
+    def begin_cell(self, cell: int, generation: int, *, joined: bool = False) -> None:
+        """What belongs to earlier cells is over. ``generation``: of the roster with which it began, or with which this
+        node ``joined`` it."""
         with self.changed:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key.cell >= cell}
             self._first_loops.begin_cell(cell)
-        self.forget_loops(cell, generation)
+        self.forget_loops(cell, generation, joined)
         self.speed = MeasuredSpeed()
 
     def end_cell(self, cell: int) -> None:

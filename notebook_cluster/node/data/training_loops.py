@@ -71,10 +71,11 @@ class TrainingLoops:
         """This cell begins, which is no replay; others learn at once that it does, and where its loops go on.
 
         Args:
-            generation: of the roster with which it began. joined: this node came while it was running.
+            generation: of the roster with which it began, or with which this node joined it. joined: this node came
+                while it was running.
         """
         with self._shares.changed:
-            self._shares.begin_cell(cell, -1 if joined else generation)
+            self._shares.begin_cell(cell, generation, joined=joined)
             self._begin(code, joined)
         self._shares.look_again()
 
