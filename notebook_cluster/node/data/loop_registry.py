@@ -1,5 +1,6 @@
 """The ``nc.shard`` loops of the cell that runs: where each is, and where the cell before it was when it was stopped."""
 
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -16,6 +17,8 @@ from notebook_cluster.node.data.source import few_of, is_array, is_torch, spread
 from notebook_cluster.protocol.mesh import ShardKey
 from notebook_cluster.protocol.node import NodeLog
 
+_BEGIN_S = 2.0
+"""Within which a node begins a cell after another, if it is one of its nodes."""
 _MOST_MADE = 64
 """Data of one place in the code whose epochs are counted: the newest."""
 UNLIKE_S = 3.0
@@ -193,6 +196,8 @@ class LoopRegistry:
         self.loops_before: list[ShardProgress] = []
         self.activity = 0
         self.joined = 0
+        self._ahead = 0, 0.0
+        """Cell that others have begun and this node has not, and when that was heard."""
         self._generations = -1, -1
         """Of the first roster that this node got, and of that with which the running cell began here."""
         self.before_batch: Callable[[], None] | None = None
@@ -218,8 +223,7 @@ class LoopRegistry:
             self.joined = cell
 
     def since(self, cell: int) -> int:
-        """Generation of the roster with which ``cell`` began, or with which this node joined it; -1: it has done
-        neither. On any thread."""
+        """Generation with which this node began or joined ``cell``; -1: it has done neither. On any thread."""
         return self._generations[1] if cell == self.cell else -1
 
     def hear_of_roster(self, generation: int) -> None:
@@ -303,6 +307,12 @@ class LoopRegistry:
         if key.cell == self.joined:
             return False
         return key.cell > self.cell or (key.cell == self.cell and not self._said) or self.goes_on_in(key)
+
+    def is_about_to_begin(self, cell: int) -> bool:
+        """On the I/O thread: others have begun that cell just now, and this node may be one that runs it."""
+        if cell > max(self.cell, self._ahead[0]):
+            self._ahead = cell, time.monotonic()
+        return cell > self.cell and time.monotonic() - self._ahead[1] < _BEGIN_S
 
     def goes_on_in(self, key: ShardKey) -> bool:
         """Whether this node has a position in that epoch to go on from. On any thread."""

@@ -328,7 +328,7 @@ class Shares(LoopRegistry):
         """This node's loop goes on in this epoch, or may where others do, and has not said where."""
         if ledger.begun or ledger.key.cell <= self._ended_cell or not self.may_go_on(ledger.key):
             return False
-        return ledger.key.cell > self.cell or self.goes_on_in(ledger.key) or ledger.others_go_on()
+        return self.is_about_to_begin(ledger.key.cell) or self.goes_on_in(ledger.key) or ledger.others_go_on()
 
     def _deal(self, ledger: Ledger) -> None:
         with self.changed:
