@@ -16,7 +16,7 @@ PACKAGE = "notebook_cluster"
 ROOT = Path(__file__).parent.parent
 PURE_MACHINES = {f"{PACKAGE}.rounds.leader.events_effects", f"{PACKAGE}.rounds.member.events_effects"}
 """Both halves of the round protocol have a Tick and a Log: their events and effects may share names."""
-MOST = {"files": 485, "lines": 87_719, "longest file": 360, "circles": 0, "class names used twice": 0}
+MOST = {"files": 485, "lines": 87_721, "longest file": 360, "circles": 0, "class names used twice": 0}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class LightningCallback(HostedCallback, Callback):  # type: ignore[misc]
     _samples: float
     """Of the batches since the last step, and their losses."""
     _losses: list[Any]
-    _interrupts: Any = None
+    _interrupts: Any = signal.default_int_handler
+    """Of SIGINT, before Lightning has it ignored: where a Stop comes before :meth:`setup`, Python's own."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
@@ -154,6 +155,7 @@ class LightningCallback(HostedCallback, Callback):  # type: ignore[misc]
             logger.finalize("failed")
         trainer._teardown()
         signal.signal(signal.SIGINT, self._interrupts)
+        self._interrupts = signal.default_int_handler
         raise exception
 
 

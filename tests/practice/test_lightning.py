@@ -1,5 +1,6 @@
 """``nc.lightning.SyncCallback`` in Lightning's Trainer, on two nodes."""
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,6 +193,21 @@ def test_a_stopped_training_goes_on_from_the_trainers_checkpoint(cluster: Cluste
     assert resumed["local"]["saved"] == resumed["local-2"]["saved"]
     if every == 5:  # a checkpoint in the middle of a round has the global model after the last one
         assert resumed["local"]["theta"] == whole["local"]["theta"]
+
+
+def test_a_stop_before_the_callback_is_set_up_is_a_stop(cluster: Cluster) -> None:
+    source = """
+    class Early(Callback):
+        def setup(self, trainer, module, stage):
+            raise KeyboardInterrupt
+    trainer = a_trainer()
+    trainer.callbacks.insert(0, Early())
+    trainer.fit(Module(), nc.shard(loader()))
+    """
+    ended, outputs = cluster.run(textwrap.dedent(source))
+    assert {result.status for result in ended.results.values()} == {"interrupted"}, text_of(outputs)
+    assert "TypeError" not in text_of(outputs)
+    assert "SystemExit" not in text_of(outputs)
 
 
 def test_a_stop_is_a_stop_and_the_next_one_too(cluster: Cluster) -> None:
